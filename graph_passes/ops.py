@@ -1,0 +1,58 @@
+"""Tables of op kinds: what a node is, told from its op name and attributes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+IFS = frozenset({"If", "StatelessIf"})
+LOOP_BACK_EDGES = frozenset({"NextIteration", "RefNextIteration"})
+PASS_THROUGH = frozenset({"Identity", "Cast", "Reshape", "StopGradient"})
+
+ALLREDUCE = "HorovodAllreduce"
+GROUPED_ALLREDUCE = "HorovodGroupedAllreduce"
+# Collectives the passes name and order. The rest of Horovod's ops (broadcast, join, ...) are left where they are.
+COLLECTIVES = frozenset(
+    {
+        ALLREDUCE,
+        GROUPED_ALLREDUCE,
+        "HorovodAllgather",
+        "HorovodGroupedAllgather",
+        "HorovodReducescatter",
+        "HorovodGroupedReducescatter",
+    }
+)
+# What must be equal for gradients to share one message (besides the dtype and the device).
+MESSAGE_ATTRS = ("reduce_op", "prescale_factor", "postscale_factor", "process_set_id")
+
+# Bytes of one element, by the number of tensorflow.DataType.
+DTYPE_BYTES = {1: 4, 2: 8, 3: 4, 4: 1, 5: 2, 6: 1, 9: 8, 10: 1, 14: 2, 17: 2, 19: 2, 22: 4, 23: 8}
+DTYPE_NAMES = {
+    1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 9: "int64", 10: "bool",
+    14: "bfloat16", 17: "uint16", 19: "float16", 22: "uint32", 23: "uint64",
+}  # fmt: skip
+
+SHAPE_ATTR = "_caramel_shapes"  # shapes of a collective's inputs, written while the function is traced
+BATCH_ATTR = "_caramel_batch"  # on collectives that carry a plan's name: a second rewrite leaves them alone
+XLA_ATTR = "_XlaMustCompile"
+
+
+def is_collective(node: Any) -> bool:
+    return node.op in COLLECTIVES
+
+
+def is_xla(attrs: Any) -> bool:
+    """Keras 3 writes the attribute with the value False everywhere: only True means compiled."""
+    return XLA_ATTR in attrs and attrs[XLA_ATTR].b
+
+
+def function_refs(node: Any) -> Iterator[Any]:
+    """Every NameAttrList of a node, in sorted attribute order."""
+    for key in sorted(node.attr):
+        attr = node.attr[key]
+        if attr.HasField("func") and attr.func.name:
+            yield attr.func
+        for func in attr.list.func:
+            if func.name:
+                yield func

@@ -1,0 +1,1 @@
+"""Decisions: numbers in, a plan out. Pure and deterministic; no TensorFlow import."""

@@ -1,0 +1,153 @@
+"""Agreement between ranks: every rank shows what it has, one rank judges, all get the same verdict or the same error.
+
+Goes through the key-value store of Horovod's launcher (Gloo), not through collectives: a rank that never arrives is
+then named instead of waited for for ever. Without that store (MPI) an all-gather with a time limit takes its place.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+from horovod.common import process_sets
+
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # the store is never behind a proxy
+_POLL_SECONDS = 0.02
+_EXIT_SECONDS = 3.0
+_topics: dict[str, int] = {}
+
+Judge = Callable[[dict[int, Any]], dict[str, Any]]
+
+
+class AgreementError(RuntimeError):
+    """The ranks do not agree, or one of them did not arrive. Raised on every rank."""
+
+
+def world() -> tuple[int, ...]:
+    """The ranks of this job; just this one before hvd.init()."""
+    return tuple(range(hvd.size())) if hvd.is_initialized() else (0,)
+
+
+def members(process_set_ids: Iterable[int]) -> tuple[int, ...]:
+    """The ranks of all these process sets together, sorted."""
+    known = process_sets._basics._get_process_set_ids_and_ranks()
+    return tuple(sorted({rank for i in set(process_set_ids) for rank in known[i]}))
+
+
+def agree(topic: str, payload: Any, judge: Judge, ranks: Sequence[int], timeout_seconds: float) -> dict[str, Any]:
+    """Shows `payload` (plain data) to the others and returns the verdict all ranks share.
+
+    topic: what this is about; the n-th call with a topic on one rank meets the n-th call on the others.
+    judge: from {rank: payload} to the verdict, a dict; runs on one rank (or on all, alike). Its key "error", if there,
+    is raised as AgreementError on every rank. A rank that does not come within `timeout_seconds` is named in one.
+    """
+    if len(ranks) < 2:
+        return judge({ranks[0]: payload})
+    turn = _topics[topic] = _topics.get(topic, -1) + 1
+    key = f"{topic}.{'-'.join(map(str, ranks)) if len(ranks) < hvd.size() else 'all'}.{turn}"
+    address, port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+    if address and port:
+        verdict = _through_store(_Store(f"http://{address}:{port}/tf_caramel"), key, payload, judge, ranks,
+                                 timeout_seconds)  # fmt: skip
+    else:
+        verdict = _through_allgather(key, payload, judge, ranks, timeout_seconds)
+    if "error" in verdict:
+        raise _fatal(verdict["error"])
+    return verdict
+
+
+def _fatal(text: str) -> AgreementError:
+    """The error to raise. Should the process then hang in Horovod's shutdown, which waits for all ranks, it is ended."""
+    atexit.register(lambda: threading.Thread(target=_end_soon, daemon=True).start())
+    return AgreementError(f"tf_caramel, rank {hvd.rank()}: {text}")
+
+
+def _end_soon() -> None:
+    time.sleep(_EXIT_SECONDS)
+    os._exit(1)
+
+
+class _Store:
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def put(self, key: str, value: Any) -> None:
+        request = urllib.request.Request(f"{self.url}/{key}", data=json.dumps(value).encode(), method="PUT")
+        with _open(request, timeout=5):
+            pass
+
+    def get(self, key: str) -> Any:
+        """The value, or None if nobody has put it yet."""
+        try:
+            with _open(f"{self.url}/{key}", timeout=5) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return None
+            raise
+
+
+def _through_store(
+    store: _Store, key: str, payload: Any, judge: Judge, ranks: Sequence[int], timeout_seconds: float
+) -> dict[str, Any]:
+    me, leader = hvd.rank(), min(ranks)
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        store.put(f"{key}.{me}", payload)
+        verdict: dict[str, Any] | None = None
+        shown: dict[int, Any] = {}
+        while verdict is None:
+            verdict = store.get(f"{key}.verdict")
+            if verdict is None and me == leader:
+                for rank in ranks:
+                    if rank not in shown and (value := store.get(f"{key}.{rank}")) is not None:
+                        shown[rank] = value
+                if len(shown) == len(ranks):
+                    verdict = judge(shown)
+                    store.put(f"{key}.verdict", verdict)
+            if verdict is None and time.monotonic() > deadline:
+                late = [rank for rank in ranks if store.get(f"{key}.{rank}") is None]
+                verdict = {"error": _nobody_came(key, late or [leader], timeout_seconds)}
+                store.put(f"{key}.verdict", verdict)
+            if verdict is None:
+                time.sleep(_POLL_SECONDS)
+        return verdict
+    except (urllib.error.URLError, OSError) as error:
+        return {"error": f"lost the launcher's store at {store.url} while agreeing on {key} ({error})"}
+
+
+def _through_allgather(
+    key: str, payload: Any, judge: Judge, ranks: Sequence[int], timeout_seconds: float
+) -> dict[str, Any]:
+    shown: list[Any] = []
+    process_set = hvd.global_process_set
+    if len(ranks) < hvd.size():
+        raise _fatal(f"{key}: process sets need Horovod's Gloo launcher (horovodrun)")
+
+    def gather() -> None:
+        shown.extend(hvd.allgather_object(json.dumps(payload), name=f"tf_caramel.{key}", process_set=process_set))
+
+    thread = threading.Thread(target=gather, daemon=True)
+    thread.start()
+    thread.join(timeout_seconds)
+    if len(shown) != len(ranks):
+        others = [rank for rank in ranks if rank != hvd.rank()]
+        return {"error": _nobody_came(key, others, timeout_seconds, "at least one of ")}
+    return judge({rank: json.loads(text) for rank, text in zip(ranks, shown, strict=True)})
+
+
+def _nobody_came(key: str, late: Sequence[int], seconds: float, prefix: str = "") -> str:
+    names = ", ".join(map(str, late[:8])) + (" ..." if len(late) > 8 else "")
+    return (
+        f"{prefix}rank{'s' if len(late) > 1 else ''} {names} did not arrive at {key!r} within {seconds:g} s. Either it "
+        "is still busy or stuck (TF_CARAMEL_TIMEOUT sets another limit in seconds), or its program does not use "
+        "tf_caramel in the same way: check TF_CARAMEL and the optimizer's wrapper on that rank."
+    )

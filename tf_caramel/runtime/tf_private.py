@@ -1,0 +1,241 @@
+"""The only file that touches private parts of TensorFlow, and the self-test that says whether they still work.
+
+Relied on (same in 2.15.1 and 2.21.0): `transform.FUNC_GRAPH_TRANSFORMS`, `transform.CONCRETE_FUNCTION_CALLBACKS`,
+`ConcreteFunction._inference_function` and `._delayed_rewrite_functions._inference_function`, `AtomicFunction(...)`,
+`function_def_to_graph.function_def_to_graph_def` and `._get_num_args`, `op_def_registry.get`,
+`Context.get_function_def / add_function_def / remove_function / has_function`, `control_flow_util`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2, function_pb2
+from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function import atomic_function, transform
+from tensorflow.python.framework import function_def_to_graph, op_def_registry
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.ops import control_flow_util
+
+from graph_passes import ops
+from graph_passes.graph import Body, Module
+
+MARK = "_caramel"  # on a FunctionDef that we made
+_unique = itertools.count()
+
+
+def inside_function() -> bool:
+    return bool(tf_ops.inside_function())
+
+
+def in_xla(graph: Any) -> bool:
+    """Is code being traced into `graph` going to be compiled by XLA (jit_compile=True)?"""
+    return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+def is_branch(graph: Any) -> bool:
+    """Is `graph` itself the branch of a tf.cond?"""
+    return type(graph).__name__ == "CondBranchFuncGraph"
+
+
+def on_stack(class_name: str) -> bool:
+    """Is a method of an object of that class being called?"""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if type(frame.f_locals.get("self")).__name__ == class_name:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def output_count(node: Any) -> int | None:
+    op_def = op_def_registry.get(node.op)
+    if op_def is None:
+        return None
+    return sum(function_def_to_graph._get_num_args(arg, node) for arg in op_def.output_arg)
+
+
+def add_hooks(on_graph: Callable[[Any], None], on_function: Callable[[Any], None]) -> None:
+    """on_graph: after each trace, before the FunctionDef exists.  on_function: each new ConcreteFunction."""
+    transform.FUNC_GRAPH_TRANSFORMS.append(on_graph)
+    transform.CONCRETE_FUNCTION_CALLBACKS.append(on_function)
+
+
+def remove_hooks(on_graph: Callable[[Any], None], on_function: Callable[[Any], None]) -> None:
+    transform.FUNC_GRAPH_TRANSFORMS.remove(on_graph)
+    transform.CONCRETE_FUNCTION_CALLBACKS.remove(on_function)
+
+
+def function_name(concrete: Any) -> str:
+    name = concrete._inference_function.name
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def function_defs(root: str) -> dict[str, Any]:
+    """The FunctionDef `root` and every one reachable from it by name, children first."""
+    defs: dict[str, Any] = {}
+    seen: set[str] = set()
+
+    def visit(name: str) -> None:  # as deep as calls nest
+        if name in seen or not context.context().has_function(name):
+            return
+        seen.add(name)
+        fdef = context.context().get_function_def(name)
+        for node in fdef.node_def:
+            for ref in ops.function_refs(node):
+                visit(ref.name)
+        defs[name] = fdef
+
+    visit(root)
+    return defs
+
+
+def to_module(defs: dict[str, Any]) -> Module:
+    return Module({name: _to_body(fdef) for name, fdef in defs.items()})
+
+
+def _to_body(fdef: Any) -> Body:
+    with tf_ops.init_scope():  # function look-ups go to the eager context, not to a graph being traced
+        graph, flat = function_def_to_graph.function_def_to_graph_def(fdef)
+    return Body(
+        name=fdef.signature.name,
+        graph=graph,
+        args=[arg.name for arg in fdef.signature.input_arg],
+        ret={arg.name: flat[fdef.ret[arg.name]] for arg in fdef.signature.output_arg},
+        control_ret={name: fdef.control_ret[name] for name in sorted(fdef.control_ret)},
+        xla=ops.is_xla(fdef.attr),
+        source=fdef,
+    )
+
+
+def _to_function_def(body: Body, name: str) -> Any:
+    fdef = function_pb2.FunctionDef()
+    fdef.CopyFrom(body.source)  # signature, argument and function attributes stay
+    fdef.signature.name = name
+    fdef.attr[MARK].CopyFrom(attr_value_pb2.AttrValue(b=True))
+    del fdef.node_def[:]
+    fdef.ret.clear()
+    fdef.control_ret.clear()
+    arguments = set(body.args)
+    nested = {f"{a}:0": a for a in body.args}
+    for node in body.graph.node:
+        if node.name in arguments:
+            continue
+        op_def = op_def_registry.get(node.op)
+        if op_def is None:
+            raise ValueError(f"{body.name}: op {node.op} of {node.name} is not registered")
+        index = 0
+        for arg in op_def.output_arg:
+            for k in range(function_def_to_graph._get_num_args(arg, node)):
+                nested[f"{node.name}:{index}"] = f"{node.name}:{arg.name}:{k}"
+                index += 1
+
+    def canonical(tensor: str) -> str:
+        return tensor if tensor.startswith("^") else nested[tensor if ":" in tensor else tensor + ":0"]
+
+    for node in body.graph.node:
+        if node.name not in arguments:
+            copy = fdef.node_def.add()
+            copy.CopyFrom(node)
+            del copy.input[:]
+            copy.input.extend(canonical(x) for x in node.input)
+    for key, tensor in body.ret.items():
+        fdef.ret[key] = canonical(tensor)
+    for key, node_name in body.control_ret.items():
+        fdef.control_ret[key] = node_name
+    return fdef
+
+
+class _Owned:
+    """Keeps a generated library function registered exactly as long as the function that calls it."""
+
+    def __init__(self, name: str) -> None:
+        owner = context.context()
+        weakref.finalize(self, lambda: owner.has_function(name) and owner.remove_function(name))
+
+
+def swap(concrete: Any, module: Module) -> None:
+    """Registers the module's changed bodies under new names and makes `concrete` run them; `restore` undoes it."""
+    owner = context.context()
+    original = getattr(concrete, "_caramel_original", None) or concrete._inference_function
+    renamed: dict[str, str] = {}
+    owned = []
+    for body in module.reachable():
+        for node in body.graph.node:
+            for ref in ops.function_refs(node):
+                if ref.name in renamed:
+                    ref.name = renamed[ref.name]
+                    body.changed = True
+        if body.changed:
+            new = f"{body.name}_caramel_{next(_unique)}"
+            owner.add_function_def(_to_function_def(body, new))
+            renamed[body.name] = new
+            if body is not module.root:
+                owned.append(_Owned(new))
+    if module.root.name in renamed:
+        made = atomic_function.AtomicFunction(
+            renamed[module.root.name],
+            owner,
+            original.function_type,
+            [*original.children, original],
+            original.call_options,
+            cached_graph=concrete.graph,
+        )
+        concrete._caramel_original, concrete._caramel_owned = original, owned
+        _install(concrete, made)
+
+
+def restore(concrete: Any) -> None:
+    """Back to the function that TensorFlow traced."""
+    original = getattr(concrete, "_caramel_original", None)
+    if original is not None:
+        _install(concrete, original)
+        del concrete._caramel_original, concrete._caramel_owned
+
+
+def _install(concrete: Any, atomic: Any) -> None:
+    concrete._inference_function = atomic
+    concrete._delayed_rewrite_functions._inference_function = atomic
+
+
+def self_test() -> str | None:
+    """Rewrites a small function and runs it. None if all is well, else one line that says what is not."""
+    seen: list[Any] = []
+
+    def on_function(concrete: Any) -> None:
+        seen.append(concrete)
+
+    def on_graph(graph: Any) -> None:
+        seen.append(graph)
+
+    try:
+        add_hooks(on_graph, on_function)
+        try:
+            with tf_ops.init_scope():
+                one = tf.constant(1.0)
+                concrete = tf.function(lambda x: x * 2.0 + 1.0).get_concrete_function(one)
+        finally:
+            remove_hooks(on_graph, on_function)
+        if len(seen) != 2 or seen[1] is not concrete:
+            return f"the hooks saw {len(seen)} events instead of 2"
+        module = to_module(function_defs(function_name(concrete)))
+        body = module.root
+        constants = [n for n in body.graph.node if n.op == "Const" and list(n.attr["value"].tensor.float_val) == [2.0]]
+        if len(constants) != 1:
+            return "the traced function does not look as expected"
+        constants[0].attr["value"].tensor.float_val[0] = 3.0
+        body.changed = True
+        swap(concrete, module)
+        after = float(concrete(one))
+        restore(concrete)
+        before = float(concrete(one))
+        if (after, before) != (4.0, 3.0):
+            return f"a rewritten function gave {after} and the restored one {before}, not 4.0 and 3.0"
+    except Exception as error:  # whatever changed in TensorFlow, the answer is to leave it alone
+        return f"{type(error).__name__}: {error}"
+    return None
