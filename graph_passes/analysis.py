@@ -78,7 +78,7 @@ def _describe(view: GraphView, node: Any, terminal: bool) -> Collective:
 
 
 def _number(attr: Any) -> float:
-    return attr.i if attr.WhichOneof("value") == "i" else round(attr.f, 9)
+    return float(attr.i if attr.WhichOneof("value") == "i" else round(attr.f, 9))
 
 
 def _shapes(node: Any, count: int) -> list[str | None]:

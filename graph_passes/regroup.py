@@ -30,7 +30,7 @@ class Regroup:
                 if batch.name in view.nodes:
                     continue  # applied before
                 tensors.update(_add_batch(view, batch))
-                gone.update({member: batch.name for member in batch.members})
+                gone.update(dict.fromkeys(batch.members, batch.name))
                 merged += len(batch.members) if len(batch.members) > 1 else 0
                 named += 1
             if gone:

@@ -53,7 +53,7 @@ def DistributedOptimizer(  # noqa: N802  the name users know
     """
     _refuse(optimizer, use_locking, backward_passes_per_step, average_aggregated_gradients, scale_local_gradients)
     if op not in (hvd.Average, hvd.Sum):
-        raise ValueError(f"op={op!r}: use hvd.Average or hvd.Sum (Keras optimizers cannot use Adasum, Min, Max, Product)")
+        raise ValueError(f"op={op!r}: use hvd.Average or hvd.Sum (Keras optimizers can use no other)")
     if not gradient_predivide_factor > 0:
         raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor!r}: it must be above 0")
     if gradient_predivide_factor != 1.0 and op != hvd.Average:
@@ -137,8 +137,7 @@ def _apply_gradients(reducer: _Reducer, original: Any, grads_and_vars: Any, *arg
     pairs = list(grads_and_vars)
     # Keras 2's own words for "these gradients are aggregated already".
     if not kwargs.get("skip_gradients_aggregation", False) and kwargs.get("experimental_aggregate_gradients", True):
-        grads = reducer.reduce([g for g, _ in pairs], [v for _, v in pairs])
-        pairs = list(zip(grads, [v for _, v in pairs], strict=True))
+        pairs = reducer.reduce_pairs(pairs)
     return original(pairs, *args, **kwargs)
 
 
@@ -164,6 +163,11 @@ class _Reducer:
     def __deepcopy__(self, memo: Any) -> _Reducer:
         return self  # a copied optimizer reduces with the same options and names
 
+    def reduce_pairs(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        variables = [v for _, v in pairs]
+        return list(zip(self.reduce([g for g, _ in pairs], variables), variables))  # noqa: B905  AutoGraph's has none
+
+    @tf.autograph.experimental.do_not_convert
     def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients reduced over the ranks, None and order kept. Adds only flat, unconditional collectives."""
         if not hvd.is_initialized():
@@ -188,7 +192,7 @@ class _Reducer:
         return reduced
 
     def _messages(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[tuple[str, list[int]]]:
-        """What goes together: (label, positions of gradients); groups as asked for, else one each; sparse ones alone."""
+        """What goes together: (label, positions of gradients). Groups as asked for, else one each; sparse alone."""
         there = [i for i, g in enumerate(grads) if g is not None]
         dense = [i for i in there if not isinstance(grads[i], tf.IndexedSlices)]
         groups: dict[Any, list[int]] = {}
@@ -263,7 +267,7 @@ class _Reducer:
                 "compression": getattr(self.compression, "__name__", type(self.compression).__name__),
                 "sparse_as_dense": self.sparse_as_dense,
                 "gradient_predivide_factor": self.predivide,
-                "groups": self.groups if isinstance(self.groups, int) else self.groups and [len(g) for g in self.groups],
+                "groups": [len(g) for g in self.groups] if isinstance(self.groups, tuple) else self.groups,
                 "devices": list(self.devices),
             },
             "gradients": list(kinds),

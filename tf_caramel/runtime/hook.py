@@ -31,7 +31,7 @@ log = logging.getLogger("tf_caramel")
 HOROVOD_SETTINGS = {"HOROVOD_DISABLE_GROUP_FUSION": "1", "HOROVOD_CACHE_CAPACITY": "16384"}
 
 
-class _LeftAsTraced(Exception):
+class _LeaveAsTracedError(Exception):
     """All ranks leave this function alone; the text says why."""
 
 
@@ -66,7 +66,7 @@ class Hook:
             self._rewrite(concrete, defs)
         except ranks.AgreementError:
             raise
-        except _LeftAsTraced as reason:
+        except _LeaveAsTracedError as reason:
             log.warning("tf_caramel: %s is left as traced: %s", root.signature.name, reason)
 
     def _rewrite(self, concrete: Any, defs: dict[str, Any]) -> None:
@@ -75,7 +75,7 @@ class Hook:
             return
         try:
             statistics = manager.run(self.passes, job.module, job.decide, tf_private.output_count, job.observe)
-        except (ranks.AgreementError, _LeftAsTraced):
+        except (ranks.AgreementError, _LeaveAsTracedError):
             raise
         except Exception as error:
             log.debug("tf_caramel: rewriting failed", exc_info=True)
@@ -132,7 +132,7 @@ class _Job:
             self.hook.plans[self.signature] = Plan.from_json(verdict["plan"])
         agreed = self.hook.plans[self.signature]
         if agreed is None:
-            raise _LeftAsTraced("so it was agreed when this step was traced before")
+            raise _LeaveAsTracedError("so it was agreed when this step was traced before")
         return self._bind(agreed, bodies)
 
     def _bind(self, plan: Plan, bodies: list[tuple[str, list[analysis.Collective]]]) -> BoundPlan:
@@ -170,7 +170,7 @@ class _Job:
         if "leave" in verdict:
             if self.signature is not None:
                 self.hook.plans[self.signature] = None
-            raise _LeftAsTraced(verdict["leave"])
+            raise _LeaveAsTracedError(verdict["leave"])
         return verdict
 
     def observe(self, label: str, module: Module) -> None:

@@ -27,7 +27,7 @@ _topics: dict[str, int] = {}
 Judge = Callable[[dict[int, Any]], dict[str, Any]]
 
 
-class AgreementError(RuntimeError):
+class AgreementError(Exception):  # not RuntimeError: AutoGraph keeps the type of plain exceptions only
     """The ranks do not agree, or one of them did not arrive. Raised on every rank."""
 
 
@@ -65,7 +65,7 @@ def agree(topic: str, payload: Any, judge: Judge, ranks: Sequence[int], timeout_
 
 
 def _fatal(text: str) -> AgreementError:
-    """The error to raise. Should the process then hang in Horovod's shutdown, which waits for all ranks, it is ended."""
+    """The error to raise. Should the process then hang in Horovod's shutdown, which waits for the others, end it."""
     atexit.register(lambda: threading.Thread(target=_end_soon, daemon=True).start())
     return AgreementError(f"tf_caramel, rank {hvd.rank()}: {text}")
 
