@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -36,12 +36,16 @@ class Collective:
 
     def signature(self) -> dict[str, Any]:
         """What must be equal on every rank, as plain data."""
-        out = asdict(self)
-        for local in ("node", "ready", "terminal", "planned", "bytes_"):
-            del out[local]
         # The first dimension of an all-gather is each rank's own.
         shapes = [s if "gather" not in self.op or s is None else s.partition(",")[2] for s in self.shapes]
-        return out | {"shapes": shapes, "settings": dict(self.settings)}
+        return {
+            "key": self.key,
+            "op": self.op,
+            "dtype": self.dtype,
+            "shapes": shapes,
+            "settings": dict(self.settings),
+            "device": self.device,
+        }
 
 
 def collectives(body: Body) -> list[Collective]:

@@ -86,7 +86,7 @@ def run(
             plan = decide(module)
         try:
             result = one.run(module, plan)
-            for body in module.reachable():
+            for body in module.bodies.values():
                 if body.changed:
                     verify(body, outputs)
         except Exception as error:

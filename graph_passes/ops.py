@@ -49,10 +49,8 @@ def is_xla(attrs: Any) -> bool:
 
 def function_refs(node: Any) -> Iterator[Any]:
     """Every NameAttrList of a node, in sorted attribute order."""
-    for key in sorted(node.attr):
-        attr = node.attr[key]
-        if attr.HasField("func") and attr.func.name:
-            yield attr.func
-        for func in attr.list.func:
+    holders = [(key, attr) for key, attr in node.attr.items() if attr.WhichOneof("value") in ("func", "list")]
+    for _, attr in sorted(holders, key=lambda item: item[0]):
+        for func in [attr.func] if attr.WhichOneof("value") == "func" else attr.list.func:
             if func.name:
                 yield func

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ class Hook:
     def on_function(self, concrete: Any) -> None:
         if tf_private.inside_function() or not hvd.is_initialized() or hvd.size() < 2:
             return
+        began = time.perf_counter()
         defs = tf_private.function_defs(tf_private.function_name(concrete))
         if not any(ops.is_collective(node) for fdef in defs.values() for node in fdef.node_def):
             return
@@ -63,16 +65,20 @@ class Hook:
         if tf_private.MARK in root.attr or "_tf_data_function" in root.attr:
             return
         try:
-            self._rewrite(concrete, defs)
+            done = self._rewrite(concrete, defs)
+            if done is not None:
+                took = time.perf_counter() - began
+                log.info("tf_caramel: %s rewritten in %.2f s: %s", root.signature.name, took, done)
         except ranks.AgreementError:
             raise
         except _LeaveAsTracedError as reason:
             log.warning("tf_caramel: %s is left as traced: %s", root.signature.name, reason)
 
-    def _rewrite(self, concrete: Any, defs: dict[str, Any]) -> None:
+    def _rewrite(self, concrete: Any, defs: dict[str, Any]) -> dict[str, dict[str, int]] | None:
+        """Rewrites the function and returns each pass's statistics; None if there was nothing to change."""
         job = _Job(self, tf_private.to_module(defs))
         if self._xla(job.module):
-            return
+            return None
         try:
             statistics = manager.run(self.passes, job.module, job.decide, tf_private.output_count, job.observe)
         except (ranks.AgreementError, _LeaveAsTracedError):
@@ -81,9 +87,10 @@ class Hook:
             log.debug("tf_caramel: rewriting failed", exc_info=True)
             job.failed(f"{type(error).__name__}: {error}")
         job.applied()
-        if any(body.changed for body in job.module.reachable()):
-            tf_private.swap(concrete, job.module)
-            log.info("tf_caramel: %s rewritten: %s", job.module.root.name, statistics)
+        if not any(body.changed for body in job.module.reachable()):
+            return None
+        tf_private.swap(concrete, job.module)
+        return statistics
 
     def _xla(self, module: Module) -> bool:
         leads = analysis.leads_to_collective(module)
