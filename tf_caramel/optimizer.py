@@ -7,8 +7,10 @@ the plain optimizer. Works on Keras 3, Keras 2 and tf_keras, whoever calls it: `
 from __future__ import annotations
 
 import functools
+import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -19,7 +21,8 @@ from tf_caramel import config
 from tf_caramel.planner.plan import first_difference
 from tf_caramel.runtime import hook, ranks, tf_private
 
-_count = 0
+# Wrapped optimizers are counted for each process set, so that its members count alike.
+_numbers: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 def DistributedOptimizer(  # noqa: N802  the name users know
@@ -63,9 +66,8 @@ def DistributedOptimizer(  # noqa: N802  the name users know
             raise TypeError(f"compression={compression!r}: it needs a method {part!r}, as hvd.Compression.fp16 has")
     if num_groups < 0 or (num_groups and groups is not None):
         raise ValueError(f"num_groups={num_groups!r}: give either num_groups (deprecated, above 0) or groups")
-    global _count
     reducer = _Reducer(
-        number=_count,
+        number=next(_numbers["global" if process_set is hvd.global_process_set else str(process_set.ranks)]),
         devices=(device_dense, device_sparse),
         compression=compression,
         sparse_as_dense=sparse_as_dense,
@@ -74,7 +76,6 @@ def DistributedOptimizer(  # noqa: N802  the name users know
         groups=_groups(groups if groups is not None else num_groups or None),
         process_set=process_set,
     )
-    _count += 1
     # Keras 3 funnels everything through `apply`, Keras 2 through `apply_gradients`. Set on the instance, so that its
     # class, and with it every saved file, stays the plain one.
     method = "apply" if hasattr(optimizer, "apply") else "apply_gradients"
@@ -88,7 +89,7 @@ def DistributedOptimizer(  # noqa: N802  the name users know
 def _refuse(optimizer: Any, use_locking: bool, passes: int, average: bool, scale_local: bool) -> None:
     if any(isinstance(m, functools.partial) and isinstance(m.args[0], _Reducer) for m in _own_methods(optimizer)):
         raise ValueError(f"{optimizer!r} is wrapped already")
-    if not callable(getattr(optimizer, "apply_gradients", None)) or not hasattr(optimizer, "get_config"):
+    if isinstance(optimizer, type) or not all(hasattr(optimizer, m) for m in ("apply_gradients", "get_config")):
         raise TypeError(
             f"optimizer={optimizer!r} is not an instance of a Keras optimizer (Keras 2, Keras 3 or tf_keras); "
             "tf.compat.v1 optimizers are not supported"

@@ -22,7 +22,7 @@ from horovod.common import process_sets
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # the store is never behind a proxy
 _POLL_SECONDS = 0.02
 _EXIT_SECONDS = 3.0
-_topics: dict[str, int] = {}
+_turns: dict[str, int] = {}
 
 Judge = Callable[[dict[int, Any]], dict[str, Any]]
 
@@ -45,14 +45,15 @@ def members(process_set_ids: Iterable[int]) -> tuple[int, ...]:
 def agree(topic: str, payload: Any, judge: Judge, ranks: Sequence[int], timeout_seconds: float) -> dict[str, Any]:
     """Shows `payload` (plain data) to the others and returns the verdict all ranks share.
 
-    topic: what this is about; the n-th call with a topic on one rank meets the n-th call on the others.
+    topic: what this is about; the n-th call with a topic and `ranks` on one rank meets the n-th on the others.
     judge: from {rank: payload} to the verdict, a dict; runs on one rank (or on all, alike). Its key "error", if there,
     is raised as AgreementError on every rank. A rank that does not come within `timeout_seconds` is named in one.
     """
     if len(ranks) < 2:
         return judge({ranks[0]: payload})
-    turn = _topics[topic] = _topics.get(topic, -1) + 1
-    key = f"{topic}.{'-'.join(map(str, ranks)) if len(ranks) < hvd.size() else 'all'}.{turn}"
+    meeting = f"{topic}.{'all' if len(ranks) == hvd.size() else '-'.join(map(str, ranks))}"
+    _turns[meeting] = _turns.get(meeting, -1) + 1
+    key = f"{meeting}.{_turns[meeting]}"
     address, port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
     if address and port:
         verdict = _through_store(_Store(f"http://{address}:{port}/tf_caramel"), key, payload, judge, ranks,

@@ -13,6 +13,14 @@ def wrapped(optimizer=None, **options):
     return tf_caramel.DistributedOptimizer(optimizer or keras.optimizers.SGD(0.1), **options)
 
 
+def maybe_horovods():
+    if "hvd" not in sys.argv:
+        return wrapped()
+    import horovod.tensorflow.keras as hvd_keras
+
+    return hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+
+
 def train(model, optimizer, x, y, **options):
     model.compile(optimizer, LOSS, jit_compile=options.pop("jit_compile", False))
     return model.fit(x, y, batch_size=8, shuffle=False, verbose=0, **options)
@@ -29,7 +37,7 @@ def step_on(optimizer, values, gradients):
         optimizer.apply_gradients([(g() if callable(g) else g, v) for g, v in zip(gradients, variables)])
 
     step()
-    return [np.array(v).tolist() for v in variables]
+    return [v.numpy().tolist() for v in variables]
 
 
 def branch_on_one_rank():
@@ -43,14 +51,7 @@ def branch_on_one_rank():
     inputs = keras.Input((12,))
     x = Same()(keras.layers.Dense(8, activation="relu")(inputs))
     model = keras.Model(inputs, keras.layers.Dense(4)(x))
-    optimizer = keras.optimizers.SGD(0.1)
-    if "hvd" in sys.argv:
-        import horovod.tensorflow.keras as hvd_keras
-
-        optimizer = hvd_keras.DistributedOptimizer(optimizer)
-    else:
-        optimizer = wrapped(optimizer)
-    train(model, optimizer, *data())
+    train(model, maybe_horovods(), *data())
     put("weights", digest(model.trainable_weights))
 
 
@@ -151,11 +152,11 @@ def keeps_state():
     kind, secret = type(optimizer), optimizer.secret
     again = wrapped(optimizer)
     put("kept", again is optimizer and type(again) is kind and again.secret is secret)
-    put("iterations", int(np.array(again.iterations)))
+    put("iterations", int(again.iterations.numpy()))
     put("same state", state(model, again) == before)
     put("still excluded", not again._use_weight_decay(model.layers[1].bias))
     train(model, again, *data())
-    put("iterations after", int(np.array(again.iterations)))
+    put("iterations after", int(again.iterations.numpy()))
     put("weights", digest(model.trainable_weights))
 
 
@@ -176,13 +177,16 @@ def save_and_resume():
     fit(unbroken, slice(0, 32))
     for kind in ("keras", "h5"):
         unbroken.save(f"{folder}/model-{RANK}.{kind}")
-    unbroken.save_weights(f"{folder}/weights-{RANK}.weights.h5")
-    put("iterations", int(np.array(unbroken.optimizer.iterations)))
+    unbroken.save_weights(f"{folder}/{RANK}.weights.h5")
+    put("saved", digest(unbroken.get_weights()))
+    put("iterations", int(unbroken.optimizer.iterations.numpy()))
     fit(unbroken, slice(32, 64))
     put("unbroken", state(unbroken, unbroken.optimizer))
     for kind in ("keras", "h5"):
         loaded = keras.models.load_model(f"{folder}/model-{RANK}.{kind}")
-        put(f"{kind} iterations", int(np.array(loaded.optimizer.iterations)))
+        put(f"{kind} iterations", int(loaded.optimizer.iterations.numpy()))
+        if kind == "h5" and KERAS_3:
+            continue  # Keras 3 itself cannot train on with an optimizer from .h5: it forgets its variables
         loaded.compile(wrapped(loaded.optimizer), LOSS, jit_compile=False)
         fit(loaded, slice(32, 64))
         put(kind, state(loaded, loaded.optimizer))
@@ -198,7 +202,7 @@ def keras_callbacks():
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            rates.append(float(np.array(self.model.optimizer.learning_rate)))
+            rates.append(float(self.model.optimizer.learning_rate.numpy()))
 
     callbacks = [
         tf_caramel.callbacks.BroadcastGlobalVariablesCallback(0),
@@ -232,8 +236,7 @@ def failing_pass():
 
 def compiled():
     """T15: jit_compile=True."""
-    model = mlp()
-    train(model, wrapped(), *data(), jit_compile=True)
+    train(mlp(), maybe_horovods(), *data(), jit_compile=True)
 
 
 def many_tensors():
@@ -311,9 +314,22 @@ def partial_batch():
     """Only rank 1's last batch is smaller, so only rank 1 traces the step a second time."""
     model = mlp()
     optimizer = wrapped()
+    if KERAS_3:
+        optimizer.build(model.trainable_variables)
+    traces = []
+
+    @tf.function
+    def step(a, b):
+        traces.append(a.shape[0])
+        with tf.GradientTape() as tape:
+            loss = LOSS(b, model(a, training=True))
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+
     x, y = data()
-    end = 64 - 3 * RANK
-    train(model, optimizer, x[:end], y[:end])
+    for i in range(0, 64, 8):
+        size = 5 if RANK == 1 and i == 56 else 8
+        step(tf.constant(x[i : i + size]), tf.constant(y[i : i + size]))
+    put("traces", traces)
     put("weights", state(model, optimizer))
 
 
