@@ -54,9 +54,7 @@ def collectives(body: Body) -> list[Collective]:
         return []
     view = GraphView(body)
     below = view.reaches(ops.is_collective)
-    return [
-        _describe(view, node, terminal=not below[node.name]) for node in body.graph.node if ops.is_collective(node)
-    ]
+    return [_describe(view, node, terminal=not below[node.name]) for node in body.graph.node if ops.is_collective(node)]
 
 
 def _describe(view: GraphView, node: Any, terminal: bool) -> Collective:

@@ -62,7 +62,7 @@ class Module:
 
 
 def split(tensor: str) -> tuple[str, int]:
-    """"a:1" -> ("a", 1); "a" -> ("a", 0); "^a" -> ("a", -1)."""
+    """ "a:1" -> ("a", 1); "a" -> ("a", 0); "^a" -> ("a", -1)."""
     if tensor.startswith("^"):
         return tensor[1:], -1
     name, _, index = tensor.partition(":")
@@ -111,9 +111,7 @@ class GraphView:
         """
         place = {name: i for i, name in enumerate(self.nodes)}
         back = {n for n, node in self.nodes.items() if node.op in ops.LOOP_BACK_EDGES}
-        waiting = {
-            n: sum(1 for s in sources if s not in back and s in place) for n, sources in self.producers.items()
-        }
+        waiting = {n: sum(1 for s in sources if s not in back and s in place) for n, sources in self.producers.items()}
         ready = [place[n] for n, count in waiting.items() if not count]
         heapq.heapify(ready)
         names = list(self.nodes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
@@ -67,15 +65,6 @@ def test_the_instance_stays_what_it_was():
     assert type(wrapped) is kind
     assert wrapped.get_config() == config
     assert keras.optimizers.deserialize(keras.optimizers.serialize(wrapped)).get_config() == config
-
-
-def test_a_copied_optimizer_never_updates_through_the_original():
-    """Keras 3 copies an optimizer as it saves one, so the copy is plain; elsewhere the copy is wrapped too."""
-    wrapped = DistributedOptimizer(keras.optimizers.SGD(0.1))
-    method = "apply" if hasattr(wrapped, "apply") else "apply_gradients"
-    copied = copy.deepcopy(wrapped)
-    own = getattr(copied, method)
-    assert (own.args[1] if method in vars(copied) else own).__self__ is copied
 
 
 def test_a_step_before_init_says_so():

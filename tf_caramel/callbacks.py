@@ -20,7 +20,9 @@ _HOOKS = [
     for when in ("begin", "end")
 ]
 # What Horovod can broadcast; anything else (bfloat16, the uint32 of seeds) travels as its bytes.
-_HOROVOD_DTYPES = frozenset("uint8 int8 uint16 int16 int32 int64 float16 float32 float64 bool".split())
+_HOROVOD_DTYPES = frozenset(
+    ["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool"]
+)
 
 
 def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:

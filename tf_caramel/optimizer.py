@@ -161,9 +161,6 @@ class _Reducer:
         self.predivide = predivide
         self._agreed: set[tuple[Any, ...]] = set()
 
-    def __deepcopy__(self, memo: Any) -> _Reducer:
-        return self  # a copied optimizer reduces with the same options and names
-
     def reduce_pairs(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         variables = [v for _, v in pairs]
         return list(zip(self.reduce([g for g, _ in pairs], variables), variables))  # noqa: B905  AutoGraph's has none

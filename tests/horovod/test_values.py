@@ -68,19 +68,23 @@ def test_dense_before_sparse_works_with_and_without_groups(tmp_path):
 @pytest.mark.parametrize("keras", KERAS)
 def test_reduction_options_mean_what_horovod_says(tmp_path, keras):
     one, other = case(tmp_path, "reduction_options", keras=keras)
-    assert one == other == {
-        "average": -1.5,
-        "sum": -3.0,
-        "predivide": -1.5,
-        "fp16": -1.5,
-        "groups": -1.5,
-        "fp16 underflow": [[0.0]],
-        "sparse average": [[-0.5], [-1.0], [-2.0]],
-        "sparse sum": [[-1.0], [-2.0], [-4.0]],
-        "sparse as dense": [[-0.5], [-1.0], [-2.0]],
-        "sparse predivide": [[-0.5], [-1.0], [-2.0]],
-        "none": [0.0],
-    }
+    assert (
+        one
+        == other
+        == {
+            "average": -1.5,
+            "sum": -3.0,
+            "predivide": -1.5,
+            "fp16": -1.5,
+            "groups": -1.5,
+            "fp16 underflow": [[0.0]],
+            "sparse average": [[-0.5], [-1.0], [-2.0]],
+            "sparse sum": [[-1.0], [-2.0], [-4.0]],
+            "sparse as dense": [[-0.5], [-1.0], [-2.0]],
+            "sparse predivide": [[-0.5], [-1.0], [-2.0]],
+            "none": [0.0],
+        }
+    )
 
 
 def test_wrapping_keeps_class_state_schedule_and_exclusions(tmp_path):

@@ -119,7 +119,10 @@ def reduction_options():
     put("fp16", result(compression=hvd.Compression.fp16))
     put("groups", result(groups=1))
     small = tf.constant([1e-8 * (RANK + 1)])
-    put("fp16 underflow", step_on(wrapped(keras.optimizers.SGD(1.0), compression=hvd.Compression.fp16), [[0.0]], [small]))
+    put(
+        "fp16 underflow",
+        step_on(wrapped(keras.optimizers.SGD(1.0), compression=hvd.Compression.fp16), [[0.0]], [small]),
+    )
     slices = tf.IndexedSlices(tf.constant([[1.0 + RANK], [2.0]]), tf.constant([RANK, 2]), tf.constant([3, 1]))
     for name, options in {
         "sparse average": {},
