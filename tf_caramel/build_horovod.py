@@ -31,8 +31,9 @@ PROOF_LIMIT_SECONDS = 120
 _TOOLS = ["setuptools<70", "wheel", "packaging"]  # what Horovod's setup.py needs; put beside, not into, the environment
 _FACTS = """
 import json, tensorflow as tf
-print("FACTS " + json.dumps({"version": tf.__version__, "git": str(tf.version.GIT_VERSION),
-      "flags": [f for f in tf.sysconfig.get_compile_flags() + tf.sysconfig.get_link_flags() if f[:2] not in ("-I", "-L")]}))
+flags = tf.sysconfig.get_compile_flags() + tf.sysconfig.get_link_flags()
+flags = [f for f in flags if f[:2] not in ("-I", "-L")]  # where TensorFlow lies changes nothing in the result
+print("FACTS " + json.dumps({"version": tf.__version__, "git": str(tf.version.GIT_VERSION), "flags": flags}))
 """
 _PROOF = """
 import horovod.tensorflow as hvd, tensorflow as tf
