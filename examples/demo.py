@@ -127,8 +127,8 @@ def show(console: Console, figures: dict[str, Any]) -> None:
         f"Weights and optimizer state of both runs bit for bit equal: {'yes' if figures['weights equal'] else 'NO'}"
     )
     console.print(
-        f"Alone: compute {figures['compute alone ms']:.1f} ms, communication {figures['communication alone ms']:.1f} ms "
-        "a step (E = 1: all of the smaller one hidden, 0: none)."
+        f"Alone: compute {figures['compute alone ms']:.1f} ms, communication "
+        f"{figures['communication alone ms']:.1f} ms a step (E = 1: all of the smaller one hidden, 0: none)."
     )
     console.print("Figures: build/demo.json. Two ranks on one machine share its cores: this shows that it works,")
     console.print("not what a slow link would gain.")

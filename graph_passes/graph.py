@@ -209,7 +209,7 @@ def verify(body: Body, outputs: Callable[[Any], int | None] | None = None) -> No
         name, index = split(text)
         if name not in view.nodes:
             raise GraphError(f"{body.name}: {reader} reads {text}, which does not exist")
-        if index > 0 and outputs is not None:
+        if index >= 0 and outputs is not None:
             if name not in counts:
                 counts[name] = outputs(view.nodes[name])
             count = counts[name]

@@ -89,11 +89,20 @@ def _constant_bool(nodes: Mapping[str, Any], tensor: str) -> bool | None:
     return any(value.bool_val) or any(value.tensor_content)
 
 
+def _waits(view: GraphView, tensor: str) -> bool:
+    """Does a constant predicate, or an Identity it comes through, have control inputs?"""
+    node = view.nodes[split(tensor)[0]]
+    controlled = any(x.startswith("^") for x in node.input)
+    return controlled or (node.op == "Identity" and _waits(view, node.input[0]))
+
+
 def _inline_call(body: Body, call_name: str, callee: Body, skip: int) -> None:
     view = GraphView(body)
     call = view.nodes[call_name]
     prefix = call_name + "/"
     gates = [x for x in call.input if x.startswith("^")]
+    if skip and _waits(view, call.input[0]):
+        gates.append("^" + split(call.input[0])[0])
     if gates:
         gate = view.add(_free(view, prefix + "input_control"), "NoOp", gates, call.device).name
         gates = ["^" + gate]
@@ -105,7 +114,7 @@ def _inline_call(body: Body, call_name: str, callee: Body, skip: int) -> None:
             identity = view.add(_free(view, f"{prefix}{formal}_in"), "Identity", [tensor, *gates], call.device)
             identity.attr["T"].CopyFrom(types[formal])
             actual[formal] = identity.name
-    inner = {node.name: prefix + node.name for node in callee.graph.node if node.name not in actual}
+    inner = {node.name: _free(view, prefix + node.name) for node in callee.graph.node if node.name not in actual}
 
     def moved(text: str) -> str:
         name, index = split(text)
@@ -137,8 +146,8 @@ def _inline_call(body: Body, call_name: str, callee: Body, skip: int) -> None:
     end = view.add(_free(view, prefix + "output_control"), "NoOp", done, call.device)
     view.replace(outputs, {call_name: end.name})
     needed = bool(view.consumers[end.name]) or end.name in body.control_ret.values()
-    if not needed:
-        view.replace({}, {end.name: end.name})
+    if not needed and outputs:  # then only colocation groups can name it, and they may as well name a result
+        view.replace({}, {end.name: split(outputs[call_name, 0])[0]})
 
 
 def _free(view: GraphView, name: str) -> str:

@@ -57,8 +57,8 @@ def _make(name: str, arguments: str) -> Pass:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?B)?", value, re.IGNORECASE)
         if not match:
             raise ValueError(f"{name}({item}): {value!r} is neither a number nor a size like 8MB")
-        number = float(match[1]) * _UNITS[(match[2] or "").upper()]
-        if number != int(number):
+        number = float(match[1]) * _UNITS[(match[2] or "").upper()]  # inf, if it has hundreds of digits
+        if not number.is_integer():
             raise ValueError(f"{name}({item}): {value!r} is not a whole number")
         options[key] = int(number)
     made: Pass = PASSES[name](**options)

@@ -77,7 +77,6 @@ def test_a_returned_output_number_out_of_range_is_refused():
     assert refused(body("step", "x -> x:1"), lambda n: 1) == "step: output out0 reads x:1, but x has 1 outputs"
 
 
-@pytest.mark.xfail(strict=True, reason="bug: verify never checks output 0, so data read from a NoOp passes")
 def test_data_read_from_a_node_without_outputs_is_refused():
     broken = body("step", "x -> a", node("w", "NoOp"), identity("a", "w"))
     assert refused(broken, lambda n: 0 if n.op == "NoOp" else 1) == "step: a reads w, but w has 0 outputs"

@@ -125,7 +125,6 @@ def test_colocation_groups_get_the_prefix_or_the_argument_s_producer():
     expect(step, "x -> c/s", allreduce("c/r", "x"), node("c/s", "Mul", "c/r c/r", _class=["loc:@c/r", "loc:@x"]))
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the group moves to output_control, which is then removed")
 def test_a_colocation_group_of_a_call_names_a_node_that_exists():
     step = body("step", "x -> y", call("c", "reduce", "x"), node("y", "Neg", "c", _class=["loc:@c"]))
     apply(Inline(), reduce_body(), step)
@@ -193,13 +192,11 @@ def test_a_callee_called_twice_comes_up_under_two_names():
     assert result.statistics == {"calls inlined": 2}
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the callee's names are not checked against the caller's")
 def test_a_name_that_the_caller_uses_already_is_avoided():
     step = body("step", "x -> y", call("c", "reduce", "x"), identity("c/r", "x"), node("y", "Add", "c c/r"))
     apply(Inline(), reduce_body(), step)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: control inputs of a constant predicate are lost")
 def test_a_branch_waits_for_what_its_constant_predicate_waited_for():
     step = body("step", "x -> i", node("w", "NoOp"), constant("p", "^w", **YES), branch("i", "reduce", "reduce", "p x"))
     apply(Inline(), reduce_body(), step)

@@ -45,14 +45,22 @@ def digest(data: Any) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:10]
 
 
+class _Absent:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_ABSENT = _Absent()
+
+
 def first_difference(a: Any, b: Any, path: str = "") -> str | None:
     """Where two pieces of plain data differ first: "options.op: 'Sum' here, 'Average' there"; None if nowhere."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        pairs = [(f"{path}.{k}" if path else str(k), a.get(k), b.get(k)) for k in sorted({*a, *b})]
+        pairs = [(f"{path}.{k}" if path else str(k), a.get(k, _ABSENT), b.get(k, _ABSENT)) for k in sorted({*a, *b})]
     elif isinstance(a, Sequence) and isinstance(b, Sequence) and not isinstance(a, str) and not isinstance(b, str):
         if len(a) != len(b):
             return f"{path}: {len(a)} of them against {len(b)}"
         pairs = [(f"{path}[{i}]", x, y) for i, (x, y) in enumerate(zip(a, b, strict=True))]
     else:
-        return None if a == b else f"{path}: {a!r} against {b!r}"
+        return None if (type(a), a) == (type(b), b) else f"{path}: {a!r} against {b!r}"
     return next((found for where, x, y in pairs if (found := first_difference(x, y, where))), None)

@@ -41,7 +41,7 @@ def mlp(features=12, classes=4, width=16, base=None):
 
 
 def state(model, optimizer):
-    """The exact bits of everything that training changes and ranks must share (batch statistics are each rank's own)."""
+    """The exact bits of all that training changes and ranks must share (batch statistics are each rank's own)."""
     variables = optimizer.variables
     variables = variables() if callable(variables) and not isinstance(variables, list) else variables
     return digest([*model.trainable_weights, *variables])

@@ -1,4 +1,4 @@
-"""Trains every optimizer in every way of driving it; reports the exact final state of each. HVD=1: Horovod's wrapper."""
+"""Trains every optimizer in every way of driving it; reports the exact final state. HVD=1: Horovod's wrapper."""
 
 import os
 
