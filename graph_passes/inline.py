@@ -100,21 +100,25 @@ def _inline_call(body: Body, call_name: str, callee: Body, skip: int) -> None:
     view = GraphView(body)
     call = view.nodes[call_name]
     prefix = call_name + "/"
+    while any(prefix + node.name in view.nodes for node in callee.graph.node):
+        prefix = prefix[:-1] + "_/"
+    formals = set(callee.args)
+    taken = {*view.nodes, *(prefix + node.name for node in callee.graph.node)}
     gates = [x for x in call.input if x.startswith("^")]
     if skip and _waits(view, call.input[0]):
         gates.append("^" + split(call.input[0])[0])
     if gates:
-        gate = view.add(_free(view, prefix + "input_control"), "NoOp", gates, call.device).name
+        gate = view.add(_free(taken, prefix + "input_control"), "NoOp", gates, call.device).name
         gates = ["^" + gate]
     actual: dict[str, str] = {}
-    types = {node.name: node.attr["dtype"] for node in callee.graph.node if node.name in set(callee.args)}
+    types = {node.name: node.attr["dtype"] for node in callee.graph.node if node.name in formals}
     for formal, tensor in zip(callee.args, view.data_inputs(call_name)[skip:], strict=True):
         actual[formal] = tensor
         if gates:
-            identity = view.add(_free(view, f"{prefix}{formal}_in"), "Identity", [tensor, *gates], call.device)
+            identity = view.add(_free(taken, f"{prefix}{formal}_in"), "Identity", [tensor, *gates], call.device)
             identity.attr["T"].CopyFrom(types[formal])
             actual[formal] = identity.name
-    inner = {node.name: _free(view, prefix + node.name) for node in callee.graph.node if node.name not in actual}
+    inner = {node.name: prefix + node.name for node in callee.graph.node if node.name not in formals}
 
     def moved(text: str) -> str:
         name, index = split(text)
@@ -143,14 +147,16 @@ def _inline_call(body: Body, call_name: str, callee: Body, skip: int) -> None:
     done = [*(f"^{inner.get(n, n)}" for n in sorted(set(callee.control_ret.values())) if n in inner), *gates]
     outputs = {(call_name, i): moved(tensor) for i, tensor in enumerate(callee.ret.values())}
     done += ["^" + split(tensor)[0] for tensor in outputs.values()]
-    end = view.add(_free(view, prefix + "output_control"), "NoOp", done, call.device)
+    end = view.add(_free(taken, prefix + "output_control"), "NoOp", done, call.device)
     view.replace(outputs, {call_name: end.name})
     needed = bool(view.consumers[end.name]) or end.name in body.control_ret.values()
-    if not needed and outputs:  # then only colocation groups can name it, and they may as well name a result
-        view.replace({}, {end.name: split(outputs[call_name, 0])[0]})
+    if not needed:  # then only colocation groups can name it, and they may as well name a result
+        results = [split(tensor)[0] for tensor in outputs.values()]
+        view.replace({}, {end.name: next(iter([*results, *inner.values()]), end.name)})
 
 
-def _free(view: GraphView, name: str) -> str:
-    while name in view.nodes:
+def _free(taken: set[str], name: str) -> str:
+    while name in taken:
         name += "_"
+    taken.add(name)
     return name

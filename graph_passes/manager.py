@@ -48,15 +48,18 @@ def parse(text: str) -> list[Pass]:
 def _make(name: str, arguments: str) -> Pass:
     if name not in PASSES:
         raise ValueError(f"no pass is called {name!r}; there are {', '.join(PASSES)}")
-    known = [f.name for f in fields(PASSES[name])]
+    known = {f.name: f.metadata.get("unit") for f in fields(PASSES[name])}
     options: dict[str, int] = {}
     for item in filter(None, (x.strip() for x in arguments.split(","))):
         key, _, value = (x.strip() for x in item.partition("="))
+        if key in options:
+            raise ValueError(f"{name}: {key} is given twice")
         if key not in known:
             raise ValueError(f"{name} has no option {key!r}; it has {', '.join(known) or 'none'}")
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?B)?", value, re.IGNORECASE)
-        if not match:
-            raise ValueError(f"{name}({item}): {value!r} is neither a number nor a size like 8MB")
+        if not match or (match[2] and known[key] != "bytes"):
+            wanted = "a number of bytes or a size like 8MB" if known[key] == "bytes" else "a number"
+            raise ValueError(f"{name}({item}): {value!r} is not {wanted}")
         number = float(match[1]) * _UNITS[(match[2] or "").upper()]  # inf, if it has hundreds of digits
         if not number.is_integer():
             raise ValueError(f"{name}({item}): {value!r} is not a whole number")

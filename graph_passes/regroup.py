@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from graph_passes import ops
@@ -14,7 +14,7 @@ from graph_passes.pass_base import Batch, PassResult, Plan
 class Regroup:
     """cap: bytes of gradients a batch holds at most (a larger gradient travels alone)."""
 
-    cap: int = 8 * 2**20
+    cap: int = field(default=8 * 2**20, metadata={"unit": "bytes"})
 
     name = "regroup"
     summary = "merge the all-reduces of a batch into one grouped all-reduce"
@@ -66,7 +66,8 @@ def _add_batch(view: GraphView, batch: Batch) -> dict[tuple[str, int], str]:
 
 def _check_alike(body: Body, batch: Batch, members: list[Any]) -> None:
     def key(node: Any) -> tuple[Any, ...]:
-        return node.op, node.attr["T"].type, node.device, *(node.attr[a].SerializeToString() for a in ops.MESSAGE_ATTRS)
+        settings = [node.attr[a].SerializeToString() if a in node.attr else b"" for a in ops.MESSAGE_ATTRS]
+        return node.op, node.attr["T"].type, node.device, *settings
 
     first = members[0]
     for node in members:

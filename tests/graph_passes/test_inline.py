@@ -197,6 +197,12 @@ def test_a_name_that_the_caller_uses_already_is_avoided():
     apply(Inline(), reduce_body(), step)
 
 
+def test_a_name_made_free_is_not_another_node_s_of_the_callee():
+    callee = reduce_body(identity("r_", "r"), signature="g -> r_")
+    step = body("step", "x -> y", call("c", "reduce", "x"), identity("c/r", "x"), node("y", "Add", "c c/r"))
+    apply(Inline(), callee, step)
+
+
 def test_a_branch_waits_for_what_its_constant_predicate_waited_for():
     step = body("step", "x -> i", node("w", "NoOp"), constant("p", "^w", **YES), branch("i", "reduce", "reduce", "p x"))
     apply(Inline(), reduce_body(), step)

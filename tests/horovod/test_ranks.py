@@ -128,9 +128,10 @@ def test_a_compiled_step_with_horovods_optimizer_is_left_alone_with_one_warning(
 
 
 def test_twelve_hundred_small_tensors_travel_in_few_messages_without_cache_evictions(tmp_path):
-    plain = ranks.reports(ranks.start("cases.py", "many_tensors", folder=tmp_path, limit_seconds=240))
-    done = ranks.start("cases.py", "many_tensors", env=ON, folder=tmp_path, limit_seconds=240)
-    assert ranks.reports(done) == plain
+    done = ranks.start("cases.py", "many_tensors", env=ON, folder=tmp_path, limit_seconds=300)
+    one, other = ranks.reports(done)
+    assert one == other
+    assert one["distance"] < 1e-6
     for rank in done:
         assert "'collectives merged': 1200, 'batches': 1" in rank.log
         assert "evict" not in rank.log

@@ -54,7 +54,7 @@ _ABSENT = _Absent()
 
 
 def first_difference(a: Any, b: Any, path: str = "") -> str | None:
-    """Where two pieces of plain data differ first: "options.op: 'Sum' here, 'Average' there"; None if nowhere."""
+    """Where two pieces of plain data differ first: "options.op: 'Sum' against 'Average'"; None if nowhere."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         pairs = [(f"{path}.{k}" if path else str(k), a.get(k, _ABSENT), b.get(k, _ABSENT)) for k in sorted({*a, *b})]
     elif isinstance(a, Sequence) and isinstance(b, Sequence) and not isinstance(a, str) and not isinstance(b, str):
