@@ -24,10 +24,10 @@ lint: $(STAMP)
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml Makefile
 	$(call set-up,.venv,$(PACKAGES_tf221))
 
-$(STAMP_215): pyproject.toml
+$(STAMP_215): pyproject.toml Makefile
 	$(call set-up,.venv-tf215,$(PACKAGES_tf215))
 
 # $(1): folder of the environment, $(2): the TensorFlow and Keras it is for.

@@ -27,7 +27,7 @@ def digits(rank: int, size: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
     return images[mine].reshape(-1, 8, 8, 1).astype("float32") / 16, labels[mine]
 
 
-def build(width: int = 512, depth: int = 6) -> keras.Model:
+def build(width: int = 512, depth: int = 3) -> keras.Model:
     layers = [keras.layers.Input((8, 8, 1)), keras.layers.Conv2D(32, 3, activation="relu"), keras.layers.Flatten()]
     for _ in range(depth):
         layers += [keras.layers.Dense(width, activation="relu"), keras.layers.BatchNormalization()]
@@ -36,7 +36,7 @@ def build(width: int = 512, depth: int = 6) -> keras.Model:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch", type=int, default=32, help="samples a rank and step")
     parser.add_argument("--measure", metavar="FOLDER", help="write what was measured there")
     options = parser.parse_args()

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_caramel.callbacks import Callback
+from tf_caramel.callbacks import Callback, LearningRateWarmupCallback
 
 SKIPPED_EPOCHS = 2
 
@@ -52,14 +52,18 @@ class Measure(Callback):
         (self.folder / f"rank{hvd.rank()}.json").write_text(json.dumps(result))
 
     def compute_seconds(self) -> float:
-        """A step of the same model with the plain optimizer: nothing is exchanged, all ranks compute at once."""
+        """A step of the same model with the plain optimizer: nothing is exchanged, all ranks compute at once.
+
+        With a callback for every batch, as in training: it makes `fit` wait for each step.
+        """
         model = keras.models.clone_model(self.model)
         model.compile(keras.optimizers.Adam(0.001), self.model.loss, metrics=["accuracy"], jit_compile=False)
+        every_batch = LearningRateWarmupCallback(0.001, warmup_epochs=1e-9)
         times = []
         for _ in range(4):
             hvd.allreduce(tf.constant(0.0), name="measure.start")
             began = time.perf_counter()
-            model.fit(self.x, self.y, batch_size=self.batch, verbose=0)
+            model.fit(self.x, self.y, batch_size=self.batch, verbose=0, callbacks=[every_batch])
             times.append((time.perf_counter() - began) / self.steps)
         return statistics.median(times[1:])
 
