@@ -127,6 +127,37 @@ def test_a_compiled_step_with_horovods_optimizer_is_left_alone_with_one_warning(
         assert rank.log.count("is compiled by XLA (jit_compile=True) and left alone") == 1
 
 
+def test_on_one_rank_nothing_is_rewritten_and_nothing_exchanged(tmp_path):
+    (only,) = ranks.reports(ranks.start("cases.py", "nothing_to_do", n=1, env=ON, folder=tmp_path))
+    assert "_caramel_" not in only["plain"] + only["step"]
+    assert only["collectives"] == 0
+
+
+def test_a_function_without_collectives_is_not_rewritten(tmp_path):
+    for report in ranks.reports(ranks.start("cases.py", "nothing_to_do", env=ON, folder=tmp_path)):
+        assert "_caramel_" not in report["plain"]
+        assert "_caramel_" in report["step"]
+        assert report["collectives"] == 1
+
+
+def test_a_loss_scale_belongs_inside_the_wrapper_and_is_refused_outside(tmp_path):
+    one, other = ranks.reports(ranks.start("cases.py", "loss_scale", env=ON, folder=tmp_path))
+    assert one == other
+    assert one["refused"] is True
+
+
+def test_dumped_graphs_show_each_pass(tmp_path):
+    dump = tmp_path / "dump"
+    env = {**ON, "TF_CARAMEL_DUMP": str(dump)}
+    ranks.reports(ranks.start("cases.py", "branch_on_one_rank", env=env, folder=tmp_path))
+    for rank in range(2):
+        for label, op in {"before": "HorovodAllreduce", "after_regroup": "HorovodGroupedAllreduce"}.items():
+            graphs = [path.read_text() for path in (dump / f"rank{rank}").glob(f"*/{label}.pbtxt")]
+            assert any(f'op: "{op}"' in graph for graph in graphs)
+        assert list((dump / f"rank{rank}").glob("*/after_inline.pbtxt"))
+        assert list((dump / f"rank{rank}").glob("*/after_order.pbtxt"))
+
+
 def test_twelve_hundred_small_tensors_travel_in_few_messages_without_cache_evictions(tmp_path):
     done = ranks.start("cases.py", "many_tensors", env=ON, folder=tmp_path, limit_seconds=300)
     one, other = ranks.reports(done)

@@ -48,6 +48,8 @@ class Hook:
 
     def on_graph(self, graph: Any) -> None:
         """Writes the shapes of a collective's inputs on its node, while TensorFlow still knows them."""
+        if not _several_ranks():
+            return
         for op in graph.get_operations():
             if op.type in ops.COLLECTIVES:
                 shapes = [_shape_text(tensor.shape).encode() for tensor in op.inputs]
@@ -55,7 +57,7 @@ class Hook:
                 op._set_attr(ops.SHAPE_ATTR, value)
 
     def on_function(self, concrete: Any) -> None:
-        if tf_private.inside_function() or not hvd.is_initialized() or hvd.size() < 2:
+        if tf_private.inside_function() or not _several_ranks():
             return
         began = time.perf_counter()
         defs = tf_private.function_defs(tf_private.function_name(concrete))
@@ -188,6 +190,10 @@ class _Job:
                     folder = Path(self.hook.config.dump) / f"rank{hvd.rank()}" / f"{self.number:02d}_{body.name}"
                     folder.mkdir(parents=True, exist_ok=True)
                     (folder / f"{label}.pbtxt").write_text(text_format.MessageToString(body.graph))
+
+
+def _several_ranks() -> bool:
+    return bool(hvd.is_initialized() and hvd.size() > 1)
 
 
 def versions() -> dict[str, str]:

@@ -180,12 +180,14 @@ def save_and_resume():
     fit(unbroken, slice(0, 32))
     for kind in ("keras", "h5"):
         unbroken.save(f"{folder}/model-{RANK}.{kind}")
+    if not KERAS_3:
+        unbroken.save(f"{folder}/model-{RANK}.tf", save_format="tf")
     unbroken.save_weights(f"{folder}/{RANK}.weights.h5")
     put("saved", digest(unbroken.get_weights()))
     put("iterations", int(unbroken.optimizer.iterations.numpy()))
     fit(unbroken, slice(32, 64))
     put("unbroken", state(unbroken, unbroken.optimizer))
-    for kind in ("keras", "h5"):
+    for kind in ("keras", "h5") if KERAS_3 else ("keras", "h5", "tf"):
         loaded = keras.models.load_model(f"{folder}/model-{RANK}.{kind}")
         put(f"{kind} iterations", int(loaded.optimizer.iterations.numpy()))
         if kind == "h5" and KERAS_3:
@@ -266,6 +268,37 @@ def many_tensors():
     mean = np.mean([rank + 1 for rank in range(SIZE)])
     expected = start * (1 - 0.1 * 2 * mean) ** 3
     put("distance", float(np.abs(np.stack([v.numpy() for v in variables]) - expected).max()))
+
+
+def nothing_to_do():
+    """One rank, or a function without collectives: nothing is rewritten, and on one rank nothing is exchanged."""
+    from tf_caramel.runtime import tf_private
+
+    double = tf.function(lambda x: x * 2.0)
+    put("plain", tf_private.function_name(double.get_concrete_function(tf.constant(1.0))))
+    variable = keras.Variable([1.0]) if KERAS_3 else tf.Variable([1.0])
+    optimizer = wrapped()
+    if KERAS_3:
+        optimizer.build([variable])
+    step = tf.function(lambda: optimizer.apply_gradients([(tf.constant([1.0]), variable)]))
+    concrete = step.get_concrete_function()
+    put("step", tf_private.function_name(concrete))
+    defs = tf_private.function_defs(tf_private.function_name(concrete)).values()
+    put("collectives", sum(n.op.startswith("Horovod") for d in defs for n in d.node_def))
+
+
+def loss_scale():
+    """Mixed precision: the loss scale must be outside, so that all ranks take the same branch."""
+    make = keras.mixed_precision.LossScaleOptimizer
+    model = mlp()
+    optimizer = wrapped(make(keras.optimizers.SGD(0.1)))
+    if KERAS_3:  # Keras 2 scales in minimize(); compile() with a policy does the rest there
+        train(model, optimizer, *data())
+    put("weights", digest(model.trainable_weights))
+    try:
+        train(mlp(), make(wrapped()), *data())
+    except ValueError as error:
+        put("refused", "wrap the LossScaleOptimizer itself" in str(error))
 
 
 def nested_functions():
