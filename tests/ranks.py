@@ -39,6 +39,10 @@ class Rank:
                 out.update(json.loads(line[len(MARK) :]))
         return out
 
+    def of(self, case: str) -> dict[str, Any]:
+        """The part of the report that one case of workers/cases.py made."""
+        return {k.removeprefix(case + "/"): v for k, v in self.report.items() if k.startswith(case + "/")}
+
 
 def start(
     script: str,

@@ -137,7 +137,9 @@ def _apply(reducer: _Reducer, original: Any, grads: Any, trainable_variables: An
 def _apply_gradients(reducer: _Reducer, original: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
     pairs = list(grads_and_vars)
     # Keras 2's own words for "these gradients are aggregated already".
-    if not kwargs.get("skip_gradients_aggregation", False) and kwargs.get("experimental_aggregate_gradients", True):
+    if kwargs.get("skip_gradients_aggregation", False) or not kwargs.get("experimental_aggregate_gradients", True):
+        _refuse_loss_scale_around()  # which says so too, though nobody has reduced anything
+    else:
         pairs = reducer.reduce_pairs(pairs)
     return original(pairs, *args, **kwargs)
 
@@ -298,7 +300,12 @@ def _check_graph(graph: Any) -> None:
             "the training step is being compiled by XLA (jit_compile=True), and Horovod's collectives have no XLA "
             "kernels: pass jit_compile=False to compile() or to tf.function"
         )
-    if tf_private.is_branch(graph) and tf_private.on_stack("LossScaleOptimizer"):
+    if tf_private.is_branch(graph):
+        _refuse_loss_scale_around()
+
+
+def _refuse_loss_scale_around() -> None:
+    if tf_private.on_stack("LossScaleOptimizer"):
         raise ValueError(
             "a LossScaleOptimizer calls the wrapped optimizer only when this rank's gradients are finite, so ranks "
             "would wait for each other: wrap the LossScaleOptimizer itself, "

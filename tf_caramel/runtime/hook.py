@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import horovod
 import horovod.tensorflow as hvd
@@ -37,12 +37,16 @@ class _LeaveAsTracedError(Exception):
 
 
 class Hook:
-    """The rewriting of one process. `plans`: signature digest -> the plan agreed for it (None: left as traced)."""
+    """The rewriting of one process.
+
+    plans: digest of a signature -> the plan agreed for it.  left: steps that the ranks agreed to leave as traced.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.passes = manager.parse(config.pipeline)
-        self.plans: dict[str, Plan | None] = {}
+        self.plans: dict[str, Plan] = {}
+        self.left: set[str] = set()
         self.functions = 0
         self.warned_xla = False
 
@@ -78,21 +82,29 @@ class Hook:
 
     def _rewrite(self, concrete: Any, defs: dict[str, Any]) -> dict[str, dict[str, int]] | None:
         """Rewrites the function and returns each pass's statistics; None if there was nothing to change."""
-        job = _Job(self, tf_private.to_module(defs))
-        if self._xla(job.module):
+        job = _Job(self, _step_key(defs))
+        if job.step in self.left:
+            log.info("tf_caramel: left as traced, as was agreed when this step was traced before")
             return None
         try:
-            statistics = manager.run(self.passes, job.module, job.decide, tf_private.output_count, job.observe)
+            module = tf_private.to_module(defs)
+            if self._xla(module):
+                return None
+            statistics = manager.run(self.passes, module, job.decide, tf_private.output_count, job.observe)
+            changed = any(body.changed for body in module.reachable())
+            if changed:
+                tf_private.swap(concrete, module)
         except (ranks.AgreementError, _LeaveAsTracedError):
             raise
         except Exception as error:
             log.debug("tf_caramel: rewriting failed", exc_info=True)
             job.failed(f"{type(error).__name__}: {error}")
-        job.applied()
-        if not any(body.changed for body in job.module.reachable()):
-            return None
-        tf_private.swap(concrete, job.module)
-        return statistics
+        try:
+            job.applied()
+        except _LeaveAsTracedError:
+            tf_private.restore(concrete)
+            raise
+        return statistics if changed else None
 
     def _xla(self, module: Module) -> bool:
         leads = analysis.leads_to_collective(module)
@@ -110,8 +122,8 @@ class Hook:
 class _Job:
     """One function on its way through the passes and the ranks' agreement."""
 
-    def __init__(self, hook: Hook, module: Module) -> None:
-        self.hook, self.module = hook, module
+    def __init__(self, hook: Hook, step: str) -> None:
+        self.hook, self.step = hook, step
         self.members = ranks.world()
         self.signature: str | None = None
         self.fresh = False  # the ranks settle this plan now, so they also tell each other whether it could be applied
@@ -139,10 +151,7 @@ class _Job:
             verdict = self._agree("plan", {"signature": signature, "plan": plan.to_json()}, _judge_plan)
             self.fresh = True
             self.hook.plans[self.signature] = Plan.from_json(verdict["plan"])
-        agreed = self.hook.plans[self.signature]
-        if agreed is None:
-            raise _LeaveAsTracedError("so it was agreed when this step was traced before")
-        return self._bind(agreed, bodies)
+        return self._bind(self.hook.plans[self.signature], bodies)
 
     def _bind(self, plan: Plan, bodies: list[tuple[str, list[analysis.Collective]]]) -> BoundPlan:
         if not any(p.name == "regroup" for p in self.hook.passes):
@@ -160,8 +169,8 @@ class _Job:
             ]
         return bound
 
-    def failed(self, reason: str) -> None:
-        """Tells the ranks that this one cannot rewrite; all leave the function as traced."""
+    def failed(self, reason: str) -> NoReturn:
+        """Tells the ranks that this one cannot rewrite; all leave the function as traced. Always raises."""
         stage = "applied" if self.fresh else "plan"
         if self.signature in self.hook.plans and not self.fresh:
             raise ranks.AgreementError(
@@ -169,6 +178,7 @@ class _Job:
                 f"its rewriting fails here: {reason}"
             )
         self._agree(stage, {"failed": reason}, _judge_applied)
+        raise _LeaveAsTracedError(reason)
 
     def applied(self) -> None:
         if self.fresh:
@@ -177,8 +187,7 @@ class _Job:
     def _agree(self, topic: str, payload: dict[str, Any], judge: ranks.Judge) -> dict[str, Any]:
         verdict = ranks.agree(topic, payload, judge, self.members, self.hook.config.timeout_seconds)
         if "leave" in verdict:
-            if self.signature is not None:
-                self.hook.plans[self.signature] = None
+            self.hook.left.add(self.step)
             raise _LeaveAsTracedError(verdict["leave"])
         return verdict
 
@@ -190,6 +199,12 @@ class _Job:
                     folder = Path(self.hook.config.dump) / f"rank{hvd.rank()}" / f"{self.number:02d}_{body.name}"
                     folder.mkdir(parents=True, exist_ok=True)
                     (folder / f"{label}.pbtxt").write_text(text_format.MessageToString(body.graph))
+
+
+def _step_key(defs: dict[str, Any]) -> str:
+    """Stands for a step before any pass has seen it, alike on all ranks that trace the same model."""
+    found = [node for fdef in defs.values() for node in fdef.node_def if ops.is_collective(node)]
+    return digest(sorted([node.name.rpartition("/")[2], node.op, node.attr["T"].type] for node in found))
 
 
 def _several_ranks() -> bool:

@@ -44,10 +44,10 @@ def is_branch(graph: Any) -> bool:
 
 
 def on_stack(class_name: str) -> bool:
-    """Is a method of an object of that class being called?"""
+    """Is a method being called of an object whose class's name begins so (Keras 2 appends a V3)?"""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        if type(frame.f_locals.get("self")).__name__ == class_name:
+        if type(frame.f_locals.get("self")).__name__.startswith(class_name):
             return True
         frame = frame.f_back
     return False

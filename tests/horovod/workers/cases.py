@@ -1,12 +1,20 @@
-"""Small multi-rank cases, one function each, named on the command line; each reports what its test compares."""
+"""Small multi-rank cases, one function each, named on the command line; each reports what its test compares.
+
+HVD=1: Horovod's optimizer instead of ours, where a case allows it. FOLDER: where a case may write.
+"""
 
 import logging
+import os
 import sys
 
-from common import KERAS_3, RANK, SIZE, data, digest, hvd, keras, mlp, np, put, state, tf, tf_caramel
+from common import KERAS_3, RANK, SIZE, data, digest, hvd, keras, mlp, np, report, state, tf, tf_caramel
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def put(name, value):
+    report(f"{current}/{name}", value)
 
 
 def wrapped(optimizer=None, **options):
@@ -14,7 +22,7 @@ def wrapped(optimizer=None, **options):
 
 
 def maybe_horovods():
-    if "hvd" not in sys.argv:
+    if not os.environ.get("HVD"):
         return wrapped()
     import horovod.tensorflow.keras as hvd_keras
 
@@ -165,7 +173,7 @@ def keeps_state():
 
 def save_and_resume():
     """T9: train, save in every format, load on both ranks and go on; the same as a run that was not broken."""
-    folder = sys.argv[2]
+    folder = os.environ["FOLDER"]
     x, y = data()
 
     def fresh():
@@ -223,20 +231,23 @@ def keras_callbacks():
     put("rates", rates)
 
 
-def failing_pass():
-    """A pass that raises on one rank: every rank keeps the function as traced and trains."""
-    from graph_passes import regroup
-
-    if RANK == 1:
-
-        def broken(self, module, plan):
-            raise RuntimeError("boom")
-
-        regroup.Regroup.run = broken
+def train_sgd():
     model = mlp()
     optimizer = wrapped()
     train(model, optimizer, *data())
     put("weights", state(model, optimizer))
+
+
+def failing_pass():
+    """A pass that raises on one rank: every rank keeps the function as traced and trains."""
+    from graph_passes import inline, regroup
+
+    def broken(self, module, plan):
+        raise RuntimeError("boom")
+
+    if RANK == 1:
+        (inline.Inline if os.environ["BROKEN"] == "inline" else regroup.Regroup).run = broken
+    train_sgd()
 
 
 def compiled():
@@ -292,8 +303,7 @@ def loss_scale():
     make = keras.mixed_precision.LossScaleOptimizer
     model = mlp()
     optimizer = wrapped(make(keras.optimizers.SGD(0.1)))
-    if KERAS_3:  # Keras 2 scales in minimize(); compile() with a policy does the rest there
-        train(model, optimizer, *data())
+    train(model, optimizer, *data())
     put("weights", digest(model.trainable_weights))
     try:
         train(mlp(), make(wrapped()), *data())
@@ -371,4 +381,5 @@ def partial_batch():
     put("weights", state(model, optimizer))
 
 
-globals()[sys.argv[1]]()
+for current in sys.argv[1:]:
+    globals()[current]()

@@ -21,7 +21,23 @@ if os.environ.get("TEST_NO_STORE"):  # as under MPI: no launcher's store to agre
     hvd.allreduce(tf.constant(0.0))  # Horovod itself reads the address a little after init() has returned
     del os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
 RANK, SIZE = hvd.rank(), hvd.size()
-__all__ = ["KERAS_3", "RANK", "SIZE", "data", "digest", "hvd", "keras", "mlp", "np", "put", "state", "tf", "tf_caramel"]
+report = put
+__all__ = [
+    "KERAS_3",
+    "RANK",
+    "SIZE",
+    "data",
+    "digest",
+    "hvd",
+    "keras",
+    "mlp",
+    "np",
+    "put",
+    "report",
+    "state",
+    "tf",
+    "tf_caramel",
+]
 
 
 def data(samples=64, features=12, classes=4, rank=None):
