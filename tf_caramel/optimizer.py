@@ -17,7 +17,6 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow import mpi_ops
 
-from tf_caramel import config
 from tf_caramel.planner.plan import first_difference
 from tf_caramel.runtime import hook, ranks, tf_private
 
@@ -81,8 +80,7 @@ def DistributedOptimizer(  # noqa: N802  the name users know
     method = "apply" if hasattr(optimizer, "apply") else "apply_gradients"
     around = _apply if method == "apply" else _apply_gradients
     setattr(optimizer, method, functools.partial(around, reducer, getattr(optimizer, method)))
-    if config.load().enabled:
-        hook.install(config.load())
+    hook.install_if_enabled()
     return optimizer
 
 
@@ -256,7 +254,7 @@ class _Reducer:
         kinds = tuple(_kind(g) for g in grads)
         if kinds in self._agreed:
             return
-        loaded = config.load()
+        loaded = hook.install_if_enabled()  # the flag may have been set since the optimizer was wrapped
         mine = {
             "TF_CARAMEL": int(hook.installed()),
             "TF_CARAMEL_PIPELINE": loaded.pipeline,

@@ -127,7 +127,9 @@ def test_a_failed_self_test_switches_rewriting_off_with_one_line(monkeypatch, ca
     monkeypatch.setattr(tf_private, part, broken)
     with caplog.at_level(logging.WARNING, logger="tf_caramel"):
         assert hook.install(Config(enabled=True)) is None
+        assert hook.install(Config(enabled=True)) is None
     assert not hook.installed()
+    hook.uninstall()
     (record,) = caplog.records
     assert "rewriting is off: the self-test fails on TensorFlow" in record.message
     assert text in record.message

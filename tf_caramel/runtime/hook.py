@@ -22,7 +22,7 @@ from graph_passes.graph import Module
 from graph_passes.pass_base import Batch
 from graph_passes.pass_base import Plan as BoundPlan
 from tf_caramel import __version__
-from tf_caramel.config import Config
+from tf_caramel.config import Config, load
 from tf_caramel.planner.plan import Plan, Transfer, digest, first_difference
 from tf_caramel.planner.static import static_plan
 from tf_caramel.runtime import ranks, tf_private
@@ -247,20 +247,25 @@ def _shape_text(shape: tf.TensorShape) -> str:
 
 
 _installed: Hook | None = None
+_declined = False  # why was said once
 
 
 def install(config: Config) -> Hook | None:
     """Turns rewriting on for this process, once. None, with one log line, if TensorFlow does not let us."""
-    global _installed
+    global _installed, _declined
+    if _declined:
+        return None
     if _installed is not None:
         if _installed.config != config:
             raise RuntimeError(f"tf_caramel is on with {_installed.config}; it cannot be changed to {config}")
         return _installed
     if os.environ.get("HOROVOD_ELASTIC") == "1":
+        _declined = True
         log.warning("tf_caramel: rewriting is off: HOROVOD_ELASTIC=1, the number of ranks may change")
         return None
     problem = tf_private.self_test()
     if problem:
+        _declined = True
         log.warning("tf_caramel: rewriting is off: the self-test fails on TensorFlow %s: %s", tf.__version__, problem)
         return None
     if not hvd.is_initialized():
@@ -276,13 +281,22 @@ def install(config: Config) -> Hook | None:
     return _installed
 
 
+def install_if_enabled() -> Config:
+    """Reads the settings, turns rewriting on if they say so, and returns them."""
+    loaded = load()
+    if loaded.enabled:
+        install(loaded)
+    return loaded
+
+
 def installed() -> bool:
     return _installed is not None
 
 
 def uninstall() -> None:
     """Turns rewriting off for functions traced from now on."""
-    global _installed
+    global _installed, _declined
+    _declined = False
     if _installed is not None:
         tf_private.remove_hooks(_installed.on_graph, _installed.on_function)
         _installed = None

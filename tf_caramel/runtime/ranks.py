@@ -20,7 +20,7 @@ import horovod.tensorflow as hvd
 from horovod.common import process_sets
 
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # the store is never behind a proxy
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = (0.02, 0.25)  # the first pause, and what it grows to: the store serves all ranks
 _EXIT_SECONDS = 3.0
 _turns: dict[str, int] = {}
 
@@ -104,6 +104,7 @@ def _through_store(
     try:
         store.put(f"{key}.{me}", payload)
         verdict: dict[str, Any] | None = None
+        pause, longest = _POLL_SECONDS
         shown: dict[int, Any] = {}
         while verdict is None:
             verdict = store.get(f"{key}.verdict")
@@ -119,7 +120,8 @@ def _through_store(
                 verdict = {"error": _nobody_came(key, late or [leader], timeout_seconds)}
                 store.put(f"{key}.verdict", verdict)
             if verdict is None:
-                time.sleep(_POLL_SECONDS)
+                time.sleep(pause)
+                pause = min(longest, pause * 1.3)
         return verdict
     except (urllib.error.URLError, OSError) as error:
         return {"error": f"lost the launcher's store at {store.url} while agreeing on {key} ({error})"}
