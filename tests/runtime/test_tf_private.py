@@ -111,8 +111,17 @@ def test_registered_functions_go_when_their_function_goes():
     assert rewritten() == before
 
 
-def test_the_self_test_passes_here():
+def test_the_self_test_passes_here_and_while_something_else_is_traced():
     assert tf_private.self_test() is None
+    found = []
+
+    @tf.function
+    def step(x):
+        found.append(tf.autograph.experimental.do_not_convert(tf_private.self_test)())
+        return x
+
+    step(tf.constant(1.0))
+    assert found == [None]
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,11 @@ def _install(concrete: Any, atomic: Any) -> None:
 
 def self_test() -> str | None:
     """Rewrites a small function and runs it. None if all is well, else one line that says what is not."""
+    with tf_ops.init_scope():  # it may be called while something else is being traced
+        return _self_test()
+
+
+def _self_test() -> str | None:
     seen: list[Any] = []
 
     def on_function(concrete: Any) -> None:
@@ -216,9 +221,8 @@ def self_test() -> str | None:
     try:
         add_hooks(on_graph, on_function)
         try:
-            with tf_ops.init_scope():
-                one = tf.constant(1.0)
-                concrete = tf.function(lambda x: x * 2.0 + 1.0).get_concrete_function(one)
+            one = tf.constant(1.0)
+            concrete = tf.function(lambda x: x * 2.0 + 1.0).get_concrete_function(one)
         finally:
             remove_hooks(on_graph, on_function)
         if len(seen) != 2 or seen[1] is not concrete:
