@@ -273,8 +273,8 @@ def install(config: Config) -> Hook | None:
             os.environ.setdefault(name, value)
     elif os.environ.get("HOROVOD_DISABLE_GROUP_FUSION") != "1":
         log.warning(
-            "tf_caramel: hvd.init() came before TF_CARAMEL=1 took effect, so Horovod may merge batches again: set it and "
-            "import tf_caramel before hvd.init(), or set HOROVOD_DISABLE_GROUP_FUSION=1"
+            "tf_caramel: hvd.init() came before TF_CARAMEL=1 took effect, so Horovod may merge batches again: set it "
+            "and import tf_caramel before hvd.init(), or set HOROVOD_DISABLE_GROUP_FUSION=1"
         )
     _installed = Hook(config)
     tf_private.add_hooks(_installed.on_graph, _installed.on_function)
