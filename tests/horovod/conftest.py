@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from tests import ranks
 
 SMALL = {"TF_CARAMEL": "1", "TF_CARAMEL_PIPELINE": "inline,regroup(cap=1KB),order(window=1)"}
-KERAS_3 = importlib.util.find_spec("keras.src.backend.tensorflow") is not None
+KERAS_3 = metadata.version("keras").startswith("3")
 KERAS = ["keras", *(["tf_keras"] if importlib.util.find_spec("tf_keras") else [])]
 KERAS_2 = [k for k in KERAS if k == "tf_keras" or not KERAS_3]  # where Horovod's own optimizer works
 SHARED = (
