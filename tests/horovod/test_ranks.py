@@ -46,7 +46,7 @@ def disagreement(tmp_path, what, n=2, per_rank=(), **env):
     for rank in done:
         assert rank.code not in (0, None), rank.log[-3000:]
         assert float(re.search(r"ENDED after ([\d.]+) s", rank.log)[1]) < 30
-    return [re.search(r"AgreementError: (.*)", rank.log)[1] for rank in done]
+    return [re.search(r"AgreementError: (tf_caramel, .*)", rank.log)[1] for rank in done]
 
 
 @pytest.mark.parametrize("on_rank", [0, 1])
