@@ -28,7 +28,9 @@ def look(name, what):
         facts[name + " error"] = (str(error).strip().splitlines() or [type(error).__name__])[-1]
 def tensorflow():
     import tensorflow as tf
-    return {"version": tf.__version__, "tf.keras": tf.keras.__version__}
+    from importlib import metadata
+    keras = getattr(tf.keras, "__version__", None) or metadata.version("keras")  # 2.15's facade has no version
+    return {"version": tf.__version__, "tf.keras": keras}
 def horovod():
     import horovod.tensorflow as hvd
     return {"gloo": bool(hvd.gloo_built()), "mpi": bool(hvd.mpi_built()), "nccl": bool(hvd.nccl_built())}

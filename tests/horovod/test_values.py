@@ -100,7 +100,6 @@ def test_a_saved_model_resumes_exactly_and_loads_without_horovod_and_without_us(
     assert one["keras"] == one["unbroken"] == other["unbroken"]
     assert one.get("h5", one["unbroken"]) == one["unbroken"]
     assert ("h5" in one) is not KERAS_3
-    assert KERAS_3 or (one["tf iterations"], one["tf"]) == (4, one["unbroken"])
     script = f"""
 import sys
 for name in ("horovod", "tf_caramel"):

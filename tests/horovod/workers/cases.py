@@ -188,14 +188,12 @@ def save_and_resume():
     fit(unbroken, slice(0, 32))
     for kind in ("keras", "h5"):
         unbroken.save(f"{folder}/model-{RANK}.{kind}")
-    if not KERAS_3:
-        unbroken.save(f"{folder}/model-{RANK}.tf", save_format="tf")
     unbroken.save_weights(f"{folder}/{RANK}.weights.h5")
     put("saved", digest(unbroken.get_weights()))
     put("iterations", int(unbroken.optimizer.iterations.numpy()))
     fit(unbroken, slice(32, 64))
     put("unbroken", state(unbroken, unbroken.optimizer))
-    for kind in ("keras", "h5") if KERAS_3 else ("keras", "h5", "tf"):
+    for kind in ("keras", "h5"):
         loaded = keras.models.load_model(f"{folder}/model-{RANK}.{kind}")
         put(f"{kind} iterations", int(loaded.optimizer.iterations.numpy()))
         if kind == "h5" and KERAS_3:
