@@ -88,11 +88,11 @@ def progress(console: Console, label: str, began: float, log: Path) -> None:
 def compare(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """The table's figures. E = (U - m) / (U - L): m step time, U = compute + communication, L the larger of them.
 
-    Compute and communication alone are measured on every rank of both runs; both runs' E use the medians.
+    Compute and communication alone are measured on every rank of the plain run; both runs' E use the medians.
     """
     everyone = [rank for ranks in runs.values() for rank in ranks]
-    compute = statistics.median(rank["compute_seconds"] for rank in everyone)
-    communication = statistics.median(rank["communication_seconds"] for rank in everyone)
+    compute = statistics.median(rank["compute_seconds"] for rank in runs["plain"])
+    communication = statistics.median(rank["communication_seconds"] for rank in runs["plain"])
     upper, lower = compute + communication, max(compute, communication)
     figures: dict[str, Any] = {
         "ranks": RANKS,
