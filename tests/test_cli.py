@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
-from tf_caramel import __version__, build_horovod
+from tf_caramel import __version__, build_horovod, doctor
 from tf_caramel.build_horovod import BuildError, Log, Options, cache_folder, leave_out_xla, missing
 
 FACTS = {"version": "2.21.0", "git": "v2.21.0", "flags": []}
@@ -123,6 +127,23 @@ def test_a_step_that_fails_shows_the_end_of_its_log(tmp_path):
     assert "line 5\n" in (tmp_path / "build.log").read_text()
 
 
+def test_stopping_a_step_stops_what_it_started(tmp_path):
+    # A shell with a child of its own, like pip with its compilers; the signal goes to caramel alone.
+    script = "import sys; from pathlib import Path; from rich.console import Console\n"
+    script += "from tf_caramel.build_horovod import Log\n"
+    script += "Log(Path(sys.argv[1]), Console()).run('building', ['sh', '-c', 'sleep 60 & echo started $!; wait'])"
+    log = tmp_path / "build.log"
+    with subprocess.Popen([sys.executable, "-c", script, str(log)], stderr=subprocess.DEVNULL) as caramel:
+        limit = time.monotonic() + 60
+        while not (log.exists() and (found := re.search(r"^started (\d+)$", log.read_text(), re.MULTILINE))):
+            assert time.monotonic() < limit
+            time.sleep(0.1)
+        caramel.send_signal(signal.SIGINT)
+        assert caramel.wait(30) != 0
+    started = int(found[1])  # ended; whether PID 1 has collected it yet is not ours
+    assert not psutil.pid_exists(started) or psutil.Process(started).status() == psutil.STATUS_ZOMBIE
+
+
 def test_a_program_that_is_not_there_is_named(tmp_path):
     with pytest.raises(BuildError, match="no-such-program"):
         Log(tmp_path / "build.log", Console()).run("building", ["/no-such-program"])
@@ -148,6 +169,20 @@ def test_doctor_names_a_bad_variable():
     code, output = call(CARAMEL, "doctor", TF_CARAMEL_TIMEUOT="3")
     assert code == 1
     assert "did you mean TF_CARAMEL_TIMEOUT?" in output
+
+
+def test_doctor_shows_brackets_as_they_are():
+    code, output = call(CARAMEL, "doctor", TF_CARAMEL="[/on]", HOROVOD_LOG_LEVEL="[/b]")
+    assert code == 1
+    assert "TF_CARAMEL='[/on]': use 1" in output
+    assert "HOROVOD_LOG_LEVEL=[/b]" in output
+
+
+def test_doctor_finds_addresses_without_psutil(monkeypatch):
+    with_psutil = doctor._interfaces()
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert ("lo", "127.0.0.1") in doctor._interfaces()
+    assert set(doctor._interfaces()) <= set(with_psutil)
 
 
 def test_doctor_without_horovod_says_which_command_to_run(without_horovod):

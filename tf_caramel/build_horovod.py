@@ -12,10 +12,10 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -74,9 +74,9 @@ def build(options: Options, console: Console) -> None:
     assert facts is not None
     folder = cache_folder(options, facts)
     folder.mkdir(parents=True, exist_ok=True)
-    log = Log(options.log or folder / "build.log", console)
-    wheels = sorted(folder.glob("*.whl"))
-    if wheels and not options.force:
+    wheels = [] if options.force else sorted(folder.glob("*.whl"))
+    log = Log(options.log or folder / ("install.log" if wheels else "build.log"), console)
+    if wheels:
         console.print(f"Using the wheel built before: {wheels[0]}")
         wheel = wheels[0]
     else:
@@ -87,7 +87,8 @@ def build(options: Options, console: Console) -> None:
     console.print("Testing it with two ranks ...")
     problem = prove(options)
     if problem is not None:
-        raise BuildError(f"Horovod was built and installed, but does not work: {problem}")
+        again = "\nThe wheel was built before; --force builds it anew." if wheels else ""
+        raise BuildError(f"Horovod was built and installed, but does not work: {problem}{again}")
     console.print("Done: two ranks agree on a sum.")
 
 
@@ -111,24 +112,31 @@ def missing(options: Options, facts: Mapping[str, Any] | None) -> list[str]:
     if options.mpi and not shutil.which("mpicxx"):
         problems.append("mpicxx, for --with-mpi: apt-get install libopenmpi-dev openmpi-bin")
     if options.nccl:
-        named = [os.environ.get(name) for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME", "CUDA_HOME")]
-        homes = [*named, "/usr/local/cuda", "/usr"]
-        if not any(home and Path(home, "include", "nccl.h").exists() for home in homes):
+        named = [os.environ.get(name) for name in ("HOROVOD_NCCL_HOME", "HOROVOD_CUDA_HOME")]
+        places = [Path(home, "include") for home in (*named, "/usr/local/cuda", "/usr") if home]
+        places += map(Path, filter(None, [os.environ.get("HOROVOD_NCCL_INCLUDE")]))
+        if not any((place / "nccl.h").exists() for place in places):
             problems.append("nccl.h, for --with-nccl: apt-get install libnccl-dev, or set HOROVOD_NCCL_HOME")
     return problems
 
 
 def cache_folder(options: Options, facts: Mapping[str, Any]) -> Path:
     """Where a wheel for exactly this Python, TensorFlow and choice of options is kept."""
-    key = [VERSION, facts, sys.implementation.cache_tag, platform.platform(), options.mpi, options.nccl]
+    # Not platform.platform(): it names the kernel, and an update of that needs no new wheel.
+    system = [sys.implementation.cache_tag, sysconfig.get_platform(), platform.libc_ver()]
+    key = [VERSION, facts, system, options.mpi, options.nccl, _lacks_xla_header(facts["version"])]
     short = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "tf_caramel" / "horovod" / f"tf{facts['version']}-{sys.implementation.cache_tag}-{short}"
 
 
+def _lacks_xla_header(tensorflow_version: str) -> bool:
+    return tuple(map(int, tensorflow_version.split(".")[:2])) >= (2, 16)
+
+
 def leave_out_xla(source: Path, tensorflow_version: str) -> bool:
     """Takes the XLA file out of the build where its header is missing. True if it did; BuildError if it cannot."""
-    if tuple(map(int, tensorflow_version.split(".")[:2])) < (2, 16):
+    if not _lacks_xla_header(tensorflow_version):
         return False
     lists = source / "horovod" / "tensorflow" / "CMakeLists.txt"
     lines = lists.read_text().splitlines(keepends=True)
@@ -147,15 +155,13 @@ def prove(options: Options) -> str | None:
     command = [str(horovodrun), "-np", "2", "--gloo", sys.executable, "-c", _PROOF]
     own = ("HOROVOD_", "TF_CARAMEL")
     env = {k: v for k, v in os.environ.items() if not k.startswith(own)} | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = _start(command, env=env, stdout=subprocess.PIPE, text=True)
     try:
         output, _ = process.communicate(timeout=PROOF_LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
         return f"two ranks did not finish within {PROOF_LIMIT_SECONDS} s"
     finally:
-        if process.poll() is None:
-            process.terminate()  # horovodrun ends its ranks
-            process.wait()
+        _end(process)  # horovodrun ends its ranks
     proved = re.findall(r"PROVED mpi=(\d) nccl=(\d)", output)
     if process.returncode or len(proved) != 2:
         lines = [line for line in output.splitlines() if "Error" in line] or output.splitlines()[-1:]
@@ -180,7 +186,7 @@ class Log:
             output.write(f"\n$ {' '.join(command)}\n")
             output.flush()
             try:
-                process = subprocess.Popen(command, env=env, cwd=cwd, stdout=output, stderr=subprocess.STDOUT)
+                process = _start(command, env=env, cwd=cwd, stdout=output)
             except OSError as error:
                 raise BuildError(f"{what}: {error}") from error
             try:
@@ -192,12 +198,29 @@ class Log:
                         self.console.print(f"{what}: {now - began:.0f} s")
                         last = now
             finally:
-                if process.poll() is None:
-                    process.terminate()
-                    process.wait()
+                _end(process)
         if process.returncode:
             tail = "\n".join(self.path.read_text(errors="replace").splitlines()[-30:])
             raise BuildError(f"{what} failed (exit code {process.returncode}). The end of {self.path}:\n{tail}")
+
+
+def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """In a session of its own, so that `_end` reaches the compilers that pip started, however caramel is stopped."""
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True, **options
+    )
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    """Ends what still runs; the hard way if it does not listen."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, number)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            continue
 
 
 def _build_wheel(options: Options, facts: Mapping[str, Any], folder: Path, log: Log) -> Path:
@@ -205,12 +228,12 @@ def _build_wheel(options: Options, facts: Mapping[str, Any], folder: Path, log: 
         work = Path(name)
         tools = work / "tools"
         log.run("fetching build tools", [*_pip("install"), "--target", str(tools), *_TOOLS])
-        env = {**os.environ, **_build_environment(options), "PYTHONPATH": str(tools)}
+        path = os.pathsep.join(filter(None, [str(tools), os.environ.get("PYTHONPATH")]))  # TensorFlow may be on it
+        env = {**os.environ, **_build_environment(options), "PYTHONPATH": path}
         no_isolation = ["--no-deps", "--no-build-isolation"]
         fetch = [*_pip("download"), *no_isolation, "--no-binary", ":all:", "-d", str(work), f"horovod=={VERSION}"]
         log.run("fetching Horovod's sources", fetch, env)
-        with tarfile.open(next(work.glob("horovod-*.tar.gz"))) as archive:
-            archive.extractall(work, filter="data")
+        shutil.unpack_archive(next(work.glob("horovod-*.tar.gz")), work)
         source = work / f"horovod-{VERSION}"
         if leave_out_xla(source, facts["version"]):
             log.console.print(f"Leaving out {XLA_SOURCE}: TensorFlow {facts['version']} lacks a header that it needs")

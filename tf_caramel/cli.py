@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,14 +16,18 @@ from tf_caramel import __version__, build_horovod, doctor
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 1 it failed (said why), 2 wrong arguments, 130 interrupted."""
     options = _parser().parse_args(argv)
-    console = Console(soft_wrap=True, highlight=False)
+    # No markup: paths and error texts may hold brackets, which rich would take for its own.
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end what was started, as on Ctrl-C; nohup's ignoring stays
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     try:
         if options.command == "doctor":
             return 0 if doctor.diagnose(console) else 1
         chosen = build_horovod.Options(options.with_mpi, options.with_nccl, options.force, options.jobs, options.log)
         build_horovod.build(chosen, console)
     except build_horovod.BuildError as error:
-        console.print(str(error), markup=False)
+        console.print(str(error))
         return 1
     except KeyboardInterrupt:
         console.print("Interrupted.")

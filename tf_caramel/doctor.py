@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import socket
+import struct
 import subprocess
 import sys
 from importlib import metadata
@@ -62,7 +63,7 @@ def diagnose(console: Console) -> bool:
     console.print(table, soft_wrap=True)
     fatal, notes = _findings(facts, interfaces)
     for text in fatal:
-        console.print(f"[red]will not work[/red]: {text}", soft_wrap=True)
+        console.print(f"will not work: {text}", style="red", soft_wrap=True)
     for text in notes:
         console.print(f"note: {text}", soft_wrap=True)
     console.print("Training can work here." if not fatal else "Training cannot work here yet.")
@@ -132,10 +133,22 @@ def _interfaces() -> list[tuple[str, str]]:
     try:
         import psutil
     except ImportError:
-        return [(name, "?") for _, name in socket.if_nameindex()]
+        return [(name, address) for _, name in socket.if_nameindex() if (address := _address(name))]
     return [
         (name, entry.address)
         for name, entries in sorted(psutil.net_if_addrs().items())
         for entry in entries
         if entry.family == socket.AF_INET
     ]
+
+
+def _address(interface: str) -> str | None:
+    """Without psutil, on Linux: what the kernel says (SIOCGIFADDR). None if the interface has no IPv4 address."""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            answer = fcntl.ioctl(asking, 0x8915, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])
