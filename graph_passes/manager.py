@@ -11,15 +11,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
+from graph_passes.chunk import Chunk
 from graph_passes.graph import GraphError, Module, verify
 from graph_passes.inline import Inline
 from graph_passes.order import Order
 from graph_passes.pass_base import Pass, Plan
 from graph_passes.regroup import Regroup
+from graph_passes.schedule import Schedule
+from graph_passes.untie import Untie
 
 # In the only order that makes sense: edges cannot cross bodies, and what is ordered are the batches.
-PASSES: dict[str, Any] = {"inline": Inline, "regroup": Regroup, "order": Order}
-DEFAULT = "inline,regroup(cap=8MB),order(window=1)"
+PASSES: dict[str, Any] = {
+    "inline": Inline,
+    "untie": Untie,
+    "chunk": Chunk,
+    "regroup": Regroup,
+    "order": Order,
+    "schedule": Schedule,
+}
+DEFAULT = "inline,untie,chunk,regroup(cap=8MB),order(window=1),schedule"
 _UNITS = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 
 

@@ -10,6 +10,24 @@ IFS = frozenset({"If", "StatelessIf"})
 LOOP_BACK_EDGES = frozenset({"NextIteration", "RefNextIteration"})
 PASS_THROUGH = frozenset({"Identity", "Cast", "Reshape", "StopGradient"})
 
+READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
+# Legacy random ops: the kernel keeps the state, and a function that is built anew has new kernels.
+RANDOM = frozenset(
+    {
+        "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "ParameterizedTruncatedNormal",
+        "RandomGamma", "RandomPoissonV2", "RandomShuffle", "Multinomial",
+    }
+)  # fmt: skip
+# Ops of the backward pass that may be made to wait for others: TensorFlow fuses none of them with a neighbour on CPU
+# (its remapper leaves nodes with control edges alone, so an edge into a fusable op loses the fusion).
+GATES = frozenset(
+    {
+        "AddN", "AvgPoolGrad", "Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput", "EluGrad",
+        "FusedBatchNormGradV3", "LeakyReluGrad", "MaxPoolGrad", "Relu6Grad", "ReluGrad", "SeluGrad", "SigmoidGrad",
+        "SoftplusGrad", "TanhGrad",
+    }
+)  # fmt: skip
+
 ALLREDUCE = "HorovodAllreduce"
 GROUPED_ALLREDUCE = "HorovodGroupedAllreduce"
 # Collectives the passes name and order. The rest of Horovod's ops (broadcast, join, ...) are left where they are.
@@ -26,6 +44,7 @@ COLLECTIVES = frozenset(
 # What must be equal for gradients to share one message (besides the dtype and the device).
 MESSAGE_ATTRS = ("reduce_op", "prescale_factor", "postscale_factor", "process_set_id")
 
+DT_INT32 = 3
 # Bytes of one element, by the number of tensorflow.DataType.
 DTYPE_BYTES = {1: 4, 2: 8, 3: 4, 4: 1, 5: 2, 6: 1, 9: 8, 10: 1, 14: 2, 17: 2, 19: 2, 22: 4, 23: 8}
 DTYPE_NAMES = {
@@ -35,11 +54,20 @@ DTYPE_NAMES = {
 
 SHAPE_ATTR = "_caramel_shapes"  # shapes of a collective's inputs, written while the function is traced
 BATCH_ATTR = "_caramel_batch"  # on collectives that carry a plan's name: a second rewrite leaves them alone
+PROBE = "tf_caramel_probe"  # in the names of collectives that measure the network: no step, never rewritten
 XLA_ATTR = "_XlaMustCompile"
 
 
 def is_collective(node: Any) -> bool:
     return node.op in COLLECTIVES
+
+
+def is_update(node: Any) -> bool:
+    """Does it write a variable?"""
+    op: str = node.op
+    return op.startswith(("ResourceApply", "ResourceSparseApply", "ResourceScatter")) or (
+        op.startswith("Assign") and op.endswith("VariableOp")
+    )
 
 
 def is_xla(attrs: Any) -> bool:

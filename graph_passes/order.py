@@ -16,6 +16,8 @@ from graph_passes.pass_base import PassResult, Plan
 
 @dataclass(frozen=True)
 class Order:
+    """window: of the static plan."""
+
     window: int = 1
 
     name = "order"
@@ -28,14 +30,15 @@ class Order:
 
     def run(self, module: Module, plan: Plan | None) -> PassResult:
         edges = 0
-        for body_name, batches in sorted((plan or {}).items()):
+        for body_name, body_plan in sorted((plan or {}).items()):
             view = GraphView(module.bodies[body_name])
-            names = [b.name if b.name in view.nodes else b.members[0] for b in batches]
+            names = [b.name if b.name in view.nodes else b.members[0] for b in body_plan.batches]
+            window = body_plan.window or len(names)
             before = edges
-            for k, name in enumerate(names):
-                if k >= self.window:
-                    edges += view.add_control_input(name, names[k - self.window])
-                if k and self.window > 1:
+            for k, name in enumerate(names if body_plan.window else []):
+                if k >= window:
+                    edges += view.add_control_input(name, names[k - window])
+                if k and window > 1:
                     for source in (split(x)[0] for x in view.data_inputs(names[k - 1])):
                         if source not in view.body.args:  # an argument is there from the start
                             edges += view.add_control_input(name, source)

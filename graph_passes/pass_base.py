@@ -17,8 +17,22 @@ class Batch:
     members: tuple[str, ...]
 
 
-# What a plan means for one module: body name -> its batches, in the order in which they are to be submitted.
-Plan = Mapping[str, Sequence[Batch]]
+@dataclass(frozen=True)
+class BodyPlan:
+    """What a plan means for one body, in names of its nodes.
+
+    batches: in the order in which they are to be submitted; a member is a collective or one of its chunks.
+    window: how many batches may be under way at once; 0: no edges between them.
+    edges: (node, node that is to wait for it).  chunks: collective -> how many slices it is cut into.
+    """
+
+    batches: Sequence[Batch]
+    window: int = 1
+    edges: Sequence[tuple[str, str]] = ()
+    chunks: Mapping[str, int] = field(default_factory=dict)
+
+
+Plan = Mapping[str, BodyPlan]  # body name -> what to do with it
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from graph_passes.pass_base import Batch, PassResult, Plan
 
 @dataclass(frozen=True)
 class Regroup:
-    """cap: bytes of gradients a batch holds at most (a larger gradient travels alone)."""
+    """cap: bytes of gradients a batch of the static plan holds at most (a larger gradient travels alone)."""
 
     cap: int = field(default=8 * 2**20, metadata={"unit": "bytes"})
 
@@ -22,11 +22,11 @@ class Regroup:
 
     def run(self, module: Module, plan: Plan | None) -> PassResult:
         merged = named = 0
-        for body_name, batches in sorted((plan or {}).items()):
+        for body_name, body_plan in sorted((plan or {}).items()):
             view = GraphView(module.bodies[body_name])
             tensors: dict[tuple[str, int], str] = {}
             gone: dict[str, str] = {}
-            for batch in batches:
+            for batch in body_plan.batches:
                 if batch.name in view.nodes:
                     continue  # applied before
                 tensors.update(_add_batch(view, batch))

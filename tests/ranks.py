@@ -79,6 +79,7 @@ def start(
                 "PYTHONPATH": str(ROOT),
                 "TF_CPP_MIN_LOG_LEVEL": "3",
                 "OMP_NUM_THREADS": "1",
+                "TF_CARAMEL_CACHE": "off",
                 **(env or {}),
                 **(per_rank[slot.rank] if per_rank else {}),
             }

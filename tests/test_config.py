@@ -15,7 +15,8 @@ def refused(name: str, value: str) -> str:
 
 
 def test_without_variables_everything_has_its_default():
-    assert load({"PATH": "/bin"}) == Config(False, "inline,regroup(cap=8MB),order(window=1)", None, 25.0)
+    pipeline = "inline,untie,chunk,regroup(cap=8MB),order(window=1),schedule"
+    assert load({"PATH": "/bin"}) == Config(False, pipeline, "caramel,adaptive", 5, None, None, 25.0)
 
 
 @pytest.mark.parametrize("value", ["1", "true", "on", "yes", "TRUE", " On "])
@@ -39,8 +40,9 @@ def test_an_unknown_variable_is_refused_with_the_nearest_known_one():
 
 
 def test_an_unknown_variable_unlike_any_is_refused_with_all_known_ones():
-    known = "known are TF_CARAMEL, TF_CARAMEL_PIPELINE, TF_CARAMEL_DUMP, TF_CARAMEL_TIMEOUT"
-    assert refused("TF_CARAMEL_ZZZZZZZZZZZZZZZZZZZZZZZZZZ", "1").endswith(known)
+    names = ("", "_PIPELINE", "_PLAN", "_TRACE_STEPS", "_CACHE", "_DUMP", "_TIMEOUT")
+    known = ", ".join(f"TF_CARAMEL{name}" for name in names)
+    assert refused("TF_CARAMEL_ZZZZZZZZZZZZZZZZZZZZZZZZZZ", "1").endswith(f"known are {known}")
 
 
 def test_variables_of_other_programs_are_not_looked_at():
@@ -56,8 +58,55 @@ def test_an_empty_pipeline_is_the_default():
 
 
 def test_a_bad_pipeline_is_refused_with_the_manager_s_reason():
-    reason = "no pass is called 'sort'; there are inline, regroup, order"
+    reason = "no pass is called 'sort'; there are inline, untie, chunk, regroup, order, schedule"
     assert refused("TF_CARAMEL_PIPELINE", "inline,sort") == f"TF_CARAMEL_PIPELINE='inline,sort': {reason}"
+
+
+@pytest.mark.parametrize("value", ["tac,mgwfbp", "fifo,fixed:8MB,window=2", "static"])
+def test_a_plan_is_policies_or_static(value: str):
+    assert load({"TF_CARAMEL_PLAN": value}).plan == value
+
+
+def test_a_pipeline_of_one_s_own_stays_unless_a_plan_is_asked_for_too():
+    own = {"TF_CARAMEL_PIPELINE": "inline,regroup(cap=1MB),order"}
+    assert load(own).plan == "static"
+    assert load(own | {"TF_CARAMEL_PLAN": "fifo,none"}).plan == "fifo,none"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [("caramel", "the batches are missing"), ("first,adaptive", "'first' is not an order"),
+                          ("gone.json", "there is no such file")]
+)  # fmt: skip
+def test_a_bad_plan_is_refused_and_the_reason_named(value: str, reason: str):
+    assert reason in refused("TF_CARAMEL_PLAN", value)
+
+
+def test_what_is_measured_follows_from_plan_and_steps(tmp_path):
+    (tmp_path / "plan.json").touch()
+    assert load({}).measures
+    assert not load({"TF_CARAMEL_TRACE_STEPS": "0"}).measures
+    assert not load({"TF_CARAMEL_PLAN": "static"}).measures
+    assert not load({"TF_CARAMEL_PLAN": str(tmp_path / "plan.json")}).measures
+
+
+@pytest.mark.parametrize("value", ["-1", "five", "1.5", "1001"])
+def test_a_bad_number_of_steps_is_refused(value: str):
+    wanted = "use a number of steps, 0 (never measure) to 1000"
+    assert refused("TF_CARAMEL_TRACE_STEPS", value) == f"TF_CARAMEL_TRACE_STEPS={value!r}: {wanted}"
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"HOME": "/h"}, "/h/.cache/tf_caramel/plans"),
+        ({"HOME": "/h", "XDG_CACHE_HOME": "/x"}, "/x/tf_caramel/plans"),
+        ({"HOME": "/h", "TF_CARAMEL_CACHE": "/c"}, "/c"),
+        ({"HOME": "/h", "TF_CARAMEL_CACHE": "off"}, None),
+        ({}, None),
+    ],
+)
+def test_the_cache_is_a_folder_or_off(variables: dict[str, str], folder: str | None):
+    assert load(variables).cache == folder
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("10", 10.0), (" 0.5 ", 0.5), ("", 25.0)])

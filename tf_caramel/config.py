@@ -8,9 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graph_passes import manager
+from tf_caramel.planner import decide
 
 PREFIX = "TF_CARAMEL"
-_KNOWN = ("TF_CARAMEL", "TF_CARAMEL_PIPELINE", "TF_CARAMEL_DUMP", "TF_CARAMEL_TIMEOUT")
+PLAN = "caramel,adaptive"
+_KNOWN = (
+    "TF_CARAMEL",
+    "TF_CARAMEL_PIPELINE",
+    "TF_CARAMEL_PLAN",
+    "TF_CARAMEL_TRACE_STEPS",
+    "TF_CARAMEL_CACHE",
+    "TF_CARAMEL_DUMP",
+    "TF_CARAMEL_TIMEOUT",
+)
 _ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 
 
@@ -21,14 +31,33 @@ class ConfigError(ValueError):
 @dataclass(frozen=True)
 class Config:
     """enabled: rewrite functions (TF_CARAMEL).  pipeline: the passes (TF_CARAMEL_PIPELINE).
+    plan: policies of the measured plan, "static" for none, or a plan's file (TF_CARAMEL_PLAN).
+    trace_steps: how many calls are traced; 0: nothing is measured (TF_CARAMEL_TRACE_STEPS).
+    cache: folder for profiles and plans, or None (TF_CARAMEL_CACHE).
     dump: folder for the graphs before and after each pass, or None (TF_CARAMEL_DUMP).
     timeout_seconds: how long a rank waits for the others to agree (TF_CARAMEL_TIMEOUT, default 25).
     """
 
     enabled: bool = False
     pipeline: str = manager.DEFAULT
+    plan: str = PLAN
+    trace_steps: int = 5
+    cache: str | None = None
     dump: str | None = None
     timeout_seconds: float = 25.0
+
+    @property
+    def measures(self) -> bool:
+        """May a measured plan replace the first one?"""
+        return self.trace_steps > 0 and self.plan != "static" and not self.plan.endswith(".json")
+
+    def shared(self) -> dict[str, object]:
+        """What must be the same on every rank."""
+        return {
+            "TF_CARAMEL_PIPELINE": self.pipeline,
+            "TF_CARAMEL_PLAN": self.plan,
+            "TF_CARAMEL_TRACE_STEPS": self.trace_steps,
+        }
 
 
 def load(environ: Mapping[str, str] | None = None) -> Config:
@@ -47,6 +76,19 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
         manager.parse(pipeline)
     except ValueError as error:
         raise ConfigError(f"TF_CARAMEL_PIPELINE={pipeline!r}: {error}") from error
+    # Whoever gives passes with constants of their own wants to see those run.
+    plan = env.get("TF_CARAMEL_PLAN", "").strip() or (PLAN if pipeline == manager.DEFAULT else "static")
+    if plan.endswith(".json"):
+        if not os.path.isfile(plan):
+            raise ConfigError(f"TF_CARAMEL_PLAN={plan!r}: there is no such file")
+    else:
+        try:
+            decide.parse(plan)
+        except ValueError as error:
+            raise ConfigError(f"TF_CARAMEL_PLAN={plan!r}: {error}") from error
+    steps = env.get("TF_CARAMEL_TRACE_STEPS", "").strip() or str(Config.trace_steps)
+    if not steps.isdecimal() or int(steps) > 1000:
+        raise ConfigError(f"TF_CARAMEL_TRACE_STEPS={steps!r}: use a number of steps, 0 (never measure) to 1000")
     timeout = env.get("TF_CARAMEL_TIMEOUT", "").strip() or str(Config.timeout_seconds)
     try:
         seconds = float(timeout)
@@ -54,4 +96,16 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
         seconds = -1.0
     if not 0 < seconds < float("inf"):
         raise ConfigError(f"TF_CARAMEL_TIMEOUT={timeout!r}: use a number of seconds above 0")
-    return Config(flag in _ON, pipeline, env.get("TF_CARAMEL_DUMP") or None, seconds)
+    return Config(
+        flag in _ON, pipeline, plan, int(steps), _cache_folder(env), env.get("TF_CARAMEL_DUMP") or None, seconds
+    )
+
+
+def _cache_folder(env: Mapping[str, str]) -> str | None:
+    given = env.get("TF_CARAMEL_CACHE", "").strip()
+    if given.lower() in ("0", "off", "no", "false"):
+        return None
+    if given:
+        return given
+    home = env.get("XDG_CACHE_HOME") or (env.get("HOME") and os.path.join(env["HOME"], ".cache"))
+    return os.path.join(home, "tf_caramel", "plans") if home else None

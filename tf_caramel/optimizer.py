@@ -256,8 +256,8 @@ class _Reducer:
             return
         loaded = hook.install_if_enabled()  # the flag may have been set since the optimizer was wrapped
         mine = {
-            "TF_CARAMEL": int(hook.installed()),
-            "TF_CARAMEL_PIPELINE": loaded.pipeline,
+            "TF_CARAMEL": int(hook.usable()),
+            **loaded.shared(),
             "versions": hook.versions(),
             "settings": {name: os.environ.get(name) for name in (*hook.HOROVOD_SETTINGS, "HOROVOD_FUSION_THRESHOLD")},
             "options": {

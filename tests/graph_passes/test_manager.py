@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from graph_passes import manager
+from graph_passes.chunk import Chunk
 from graph_passes.graph import GraphError, Module
 from graph_passes.inline import Inline
 from graph_passes.order import Order
-from graph_passes.pass_base import Batch, PassResult
+from graph_passes.pass_base import Batch, BodyPlan, PassResult
 from graph_passes.regroup import Regroup
+from graph_passes.schedule import Schedule
+from graph_passes.untie import Untie
 from tests.graph_passes.graphs import allreduce, batch, body, call, expect, identity, module, node
 
 
@@ -31,7 +34,7 @@ from tests.graph_passes.graphs import allreduce, batch, body, call, expect, iden
         ("regroup(cap=2GB)", [Regroup(2**31)]),
         ("regroup(cap=100)", [Regroup(100)]),
         ("regroup(cap=100B),order(window=2)", [Regroup(100), Order(2)]),
-        (manager.DEFAULT, [Inline(), Regroup(8 * 2**20), Order(1)]),
+        (manager.DEFAULT, [Inline(), Untie(), Chunk(), Regroup(8 * 2**20), Order(1), Schedule()]),
     ],
 )
 def test_a_text_gives_its_passes(text: str, passes: list[Any]):
@@ -41,8 +44,8 @@ def test_a_text_gives_its_passes(text: str, passes: list[Any]):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("inlines", "no pass is called 'inlines'; there are inline, regroup, order"),
-        ("inline,Order", "no pass is called 'Order'; there are inline, regroup, order"),
+        ("inlines", "no pass is called 'inlines'; there are inline, untie, chunk, regroup, order, schedule"),
+        ("inline,Order", "no pass is called 'Order'; there are inline, untie, chunk, regroup, order, schedule"),
         ("regroup(size=8MB)", "regroup has no option 'size'; it has cap"),
         ("inline(cap=1)", "inline has no option 'cap'; it has none"),
         ("regroup(8MB)", "regroup has no option '8MB'; it has cap"),
@@ -54,8 +57,14 @@ def test_a_text_gives_its_passes(text: str, passes: list[Any]):
         ("regroup(cap=)", "regroup(cap=): '' is not a number of bytes or a size like 8MB"),
         ("order(window=1.5)", "order(window=1.5): '1.5' is not a whole number"),
         ("order(window=0)", "order(window=0): a window is at least 1"),
-        ("order,inline", "order,inline: passes come at most once, in the order inline,regroup,order"),
-        ("order,order", "order,order: passes come at most once, in the order inline,regroup,order"),
+        (
+            "order,inline",
+            "order,inline: passes come at most once, in the order inline,untie,chunk,regroup,order,schedule",
+        ),
+        (
+            "order,order",
+            "order,order: passes come at most once, in the order inline,untie,chunk,regroup,order,schedule",
+        ),
         ("", f"empty: a pipeline looks like {manager.DEFAULT!r}"),
         ("  ", f"empty: a pipeline looks like {manager.DEFAULT!r}"),
         ("inline,", f"cannot read 'inline,': a pipeline looks like {manager.DEFAULT!r}"),
@@ -175,12 +184,15 @@ def test_observe_is_called_before_the_first_pass_and_after_each():
 def test_the_default_pipeline_inlines_regroups_and_orders():
     callee = body("reduce", "g h k -> r s t", *(allreduce(r, g) for r, g in zip("rst", "ghk", strict=True)))
     step = body("step", "x -> c c:1 c:2", node("g", "Split", "x"), call("c", "reduce", "g g:1 g:2"))
-    plan = {"step": [Batch("m0", ("c/t", "c/s")), Batch("m1", ("c/r",))]}
+    plan = {"step": BodyPlan([Batch("m0", ("c/t", "c/s")), Batch("m1", ("c/r",))])}
     statistics = manager.run(manager.parse(manager.DEFAULT), module(callee, step), lambda _: plan)
     expect(step, "x -> m1 m0:1 m0", node("g", "Split", "x"), batch("m0", "c/t c/s", "g:2 g:1", "?;?"),
            batch("m1", "c/r", "g ^m0"))  # fmt: skip
     assert statistics == {
         "inline": {"calls inlined": 1},
+        "untie": {"ties": 0},
+        "chunk": {"gradients cut": 0, "slices": 0},
         "regroup": {"collectives merged": 2, "batches": 2},
         "order": {"control edges": 1},
+        "schedule": {"control edges": 0},
     }

@@ -8,15 +8,15 @@ import pytest
 
 from graph_passes import manager
 from graph_passes.graph import Body, GraphError
-from graph_passes.pass_base import Batch
+from graph_passes.pass_base import Batch, BodyPlan
 from graph_passes.regroup import Regroup
 from tests.graph_passes.graphs import allreduce, apply, batch, body, expect, identity, module, node, show
 
 
-def plan(*batches: str) -> dict[str, list[Batch]]:
+def plan(*batches: str) -> dict[str, BodyPlan]:
     """Batches of the body "step", each written "name: member member"."""
     split = [text.split(":") for text in batches]
-    return {"step": [Batch(name, tuple(members.split())) for name, members in split]}
+    return {"step": BodyPlan([Batch(name, tuple(members.split())) for name, members in split])}
 
 
 def three() -> Body:

@@ -1,43 +1,129 @@
-"""The plan: which transfers of a step share a message and in which order messages are submitted. Plain data, JSON."""
+"""The plan: which pieces of gradients share a message, in which order messages are submitted, what is made to wait.
+
+Plain data, JSON, the same on every rank. Gradients are named by their transfers.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Hashable, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tf_caramel.planner.profile import InputError, Reader
+
+FORMAT = "tf_caramel plan 1"
+
+
+@dataclass(frozen=True, order=True)
+class Piece:
+    """A gradient, or the `part`-th of `parts` equal slices of it (a chunk). As text: "name" or "name[0/4]"."""
+
+    transfer: str
+    part: int = 0
+    parts: int = 1
+
+    def __str__(self) -> str:
+        return self.transfer if self.parts == 1 else f"{self.transfer}[{self.part}/{self.parts}]"
+
+    @classmethod
+    def parse(cls, text: str) -> Piece:
+        match = re.fullmatch(r"(.+)\[(\d+)/(\d+)\]", text)
+        return cls(match[1], int(match[2]), int(match[3])) if match else cls(text)
+
+    def bytes_of(self, whole: int) -> int:
+        """Its share of `whole` bytes: slices differ by rounding only."""
+        return whole * (self.part + 1) // self.parts - whole * self.part // self.parts
+
 
 @dataclass(frozen=True)
-class Transfer:
-    """What the planner needs to know of one collective.
-
-    bytes_: None when the trace did not know a dimension.  ready: when its gradient is there; any number that orders.
-    kind: transfers may share a message only if their kinds are equal; None: it always travels alone.
+class BodyPlan:
+    """batches: messages in the order in which they are submitted.
+    window: how many may be under way at once (batch k waits for the completion of batch k-window); 0: no edges at all.
+    edges: (op, op that is made to wait for it), names of ops of the body, from the compute order.
     """
 
-    bytes_: int | None
-    ready: int
-    kind: Hashable = None
+    batches: tuple[tuple[Piece, ...], ...]
+    window: int = 1
+    edges: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """batches[body][k]: numbers of the transfers (in traced order) that travel in the k-th message of that body."""
+    """One BodyPlan for each body that holds collectives.  origin: which policies made it, for people."""
 
-    batches: tuple[tuple[tuple[int, ...], ...], ...]
+    bodies: tuple[BodyPlan, ...]
+    origin: str = "static"
 
     def to_json(self) -> str:
-        return json.dumps({"batches": self.batches}, separators=(",", ":"))
+        return json.dumps(self._data(), separators=(",", ":"))
+
+    def _data(self) -> dict[str, Any]:
+        bodies = [
+            {"batches": [list(map(str, b)) for b in body.batches], "window": body.window, "edges": body.edges}
+            for body in self.bodies
+        ]
+        return {"format": FORMAT, "origin": self.origin, "bodies": bodies}
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
-        return cls(tuple(tuple(tuple(b) for b in body) for body in json.loads(text)["batches"]))
+    def from_json(cls, text: str, source: str = "plan") -> Plan:
+        """Reads what `to_json` wrote. Raises InputError naming `source` and the field."""
+        data = Reader.parse(text, source, FORMAT)
+        bodies = []
+        for body in data.items("bodies"):
+            batches: Any = body.value.get("batches")
+            if not _lists_of_text(batches) or not all(batches):
+                raise body.error("batches", batches, "a list of lists of gradients")
+            edges: Any = body.value.get("edges", [])
+            if not _lists_of_text(edges) or not all(len(e) == 2 for e in edges):
+                raise body.error("edges", edges, "a list of pairs of ops")
+            pieces = tuple(tuple(Piece.parse(p) for p in batch) for batch in batches)
+            bodies.append(BodyPlan(pieces, body.count("window"), tuple((a, b) for a, b in edges)))
+        return cls(tuple(bodies), data.text("origin", "static"))
 
     @property
     def digest(self) -> str:
-        return digest({"batches": self.batches})
+        return digest(self._data()["bodies"])
+
+
+def check(plan: Plan, kinds: Sequence[Mapping[str, str | None]], source: str = "plan") -> None:
+    """Raises InputError unless the plan fits: every gradient once and whole, alike in each message.
+
+    kinds: for each body, transfer -> its kind (None: it travels alone and whole).
+    """
+    if len(plan.bodies) != len(kinds):
+        raise InputError(
+            f"{source}: bodies: {len(plan.bodies)} of them, but the step has {len(kinds)} with collectives"
+        )
+    for number, (body, known) in enumerate(zip(plan.bodies, kinds, strict=True)):
+        where = f"{source}: bodies[{number}].batches"
+        parts: dict[str, list[Piece]] = defaultdict(list)
+        for k, batch in enumerate(body.batches):
+            for piece in batch:
+                if piece.transfer not in known:
+                    raise InputError(f"{where}[{k}]: {str(piece)!r} is not a gradient of this step")
+                parts[piece.transfer].append(piece)
+                kind = known[piece.transfer]
+                if kind is None and (len(batch) > 1 or piece.parts > 1):
+                    raise InputError(f"{where}[{k}]: {piece.transfer!r} has to travel alone and whole")
+                if kind != known[batch[0].transfer]:
+                    raise InputError(
+                        f"{where}[{k}]: {piece.transfer!r} cannot share a message with {batch[0].transfer!r}"
+                    )
+        for name in known:
+            found = sorted(parts[name])
+            if [(p.part, p.parts) for p in found] != [(i, len(found)) for i in range(len(found))] or not found:
+                shown = ", ".join(map(str, found)) or "nothing"
+                raise InputError(f"{where}: {name!r} must be sent once and whole, but the plan sends {shown}")
+
+
+def _lists_of_text(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(x, list) and all(isinstance(text, str) for text in x) for x in value
+    )
 
 
 def digest(data: Any) -> str:

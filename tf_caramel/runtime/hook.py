@@ -18,18 +18,24 @@ import tensorflow as tf
 from google.protobuf import text_format
 
 from graph_passes import analysis, manager, ops
+from graph_passes.dataflow import restarts
 from graph_passes.graph import Module
-from graph_passes.pass_base import Batch
 from graph_passes.pass_base import Plan as BoundPlan
 from tf_caramel import __version__
 from tf_caramel.config import Config, load
-from tf_caramel.planner.plan import Plan, Transfer, digest, first_difference
-from tf_caramel.planner.static import static_plan
-from tf_caramel.runtime import ranks, tf_private
+from tf_caramel.planner.plan import Plan, check, digest, first_difference
+from tf_caramel.planner.profile import InputError
+from tf_caramel.planner.static import Traced, static_plan
+from tf_caramel.runtime import probe, ranks, tf_private
+from tf_caramel.runtime.cache import Cache
+from tf_caramel.runtime.step import Collectives, Step, bind, collectives, judge_failures
 
 log = logging.getLogger("tf_caramel")
-# Read by Horovod at hvd.init(): a batch stays one message, and the names of large models stay in its cache.
-HOROVOD_SETTINGS = {"HOROVOD_DISABLE_GROUP_FUSION": "1", "HOROVOD_CACHE_CAPACITY": "16384"}
+# Read by Horovod at hvd.init(): the names of large models stay in its cache. Not HOROVOD_DISABLE_GROUP_FUSION: it turns
+# all of Horovod's fusion off, also for functions that run as traced, and where batches wait for each other there is
+# never another one to be merged with.
+HOROVOD_SETTINGS = {"HOROVOD_CACHE_CAPACITY": "16384"}
+_SET_UP = ("THRESHOLD", "TIME", "CONTROLLER", "OPERATIONS", "IFACE", "FUSION", "ALLREDUCE")  # ends of names that matter
 
 
 class _LeaveAsTracedError(Exception):
@@ -39,13 +45,13 @@ class _LeaveAsTracedError(Exception):
 class Hook:
     """The rewriting of one process.
 
-    plans: digest of a signature -> the plan agreed for it.  left: steps that the ranks agreed to leave as traced.
+    steps: digest of a signature -> the step that the ranks agreed on.  left: those they agreed to leave as traced.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.passes = manager.parse(config.pipeline)
-        self.plans: dict[str, Plan] = {}
+        self.steps: dict[str, Step] = {}
         self.left: set[str] = set()
         self.functions = 0
         self.warned_xla = False
@@ -65,10 +71,11 @@ class Hook:
             return
         began = time.perf_counter()
         defs = tf_private.function_defs(tf_private.function_name(concrete))
-        if not any(ops.is_collective(node) for fdef in defs.values() for node in fdef.node_def):
+        found = [node for fdef in defs.values() for node in fdef.node_def if ops.is_collective(node)]
+        if not found or any(ops.PROBE in node.name for node in found):
             return
         root = next(reversed(defs.values()))
-        if tf_private.MARK in root.attr or "_tf_data_function" in root.attr:
+        if tf_private.MARK in root.attr or "_tf_data_function" in root.attr or not usable():
             return
         try:
             done = self._rewrite(concrete, defs)
@@ -83,28 +90,23 @@ class Hook:
     def _rewrite(self, concrete: Any, defs: dict[str, Any]) -> dict[str, dict[str, int]] | None:
         """Rewrites the function and returns each pass's statistics; None if there was nothing to change."""
         job = _Job(self, _step_key(defs))
-        if job.step in self.left:
+        if job.step_key in self.left:
             log.info("tf_caramel: left as traced, as was agreed when this step was traced before")
             return None
+        statistics, atomic = {}, None
         try:
             module = tf_private.to_module(defs)
             if self._xla(module):
                 return None
             statistics = manager.run(self.passes, module, job.decide, tf_private.output_count, job.observe)
-            changed = any(body.changed for body in module.reachable())
-            if changed:
-                tf_private.swap(concrete, module)
+            if any(body.changed for body in module.reachable()):
+                atomic = tf_private.build(concrete, module)
         except (ranks.AgreementError, _LeaveAsTracedError):
             raise
         except Exception as error:
             log.debug("tf_caramel: rewriting failed", exc_info=True)
             job.failed(f"{type(error).__name__}: {error}")
-        try:
-            job.applied()
-        except _LeaveAsTracedError:
-            tf_private.restore(concrete)
-            raise
-        return statistics if changed else None
+        return statistics if job.applied(concrete, atomic) else None
 
     def _xla(self, module: Module) -> bool:
         leads = analysis.leads_to_collective(module)
@@ -122,72 +124,112 @@ class Hook:
 class _Job:
     """One function on its way through the passes and the ranks' agreement."""
 
-    def __init__(self, hook: Hook, step: str) -> None:
-        self.hook, self.step = hook, step
+    def __init__(self, hook: Hook, step_key: str) -> None:
+        self.hook, self.step_key = hook, step_key
         self.members = ranks.world()
-        self.signature: str | None = None
+        self.step: Step | None = None
         self.fresh = False  # the ranks settle this plan now, so they also tell each other whether it could be applied
         self.number = hook.functions
         hook.functions += 1
 
     def decide(self, module: Module) -> BoundPlan:
-        bodies = [
-            (body.name, [c for c in analysis.collectives(body) if c.terminal and not c.planned])
-            for body in module.reachable()
-        ]
-        bodies = [(name, found) for name, found in bodies if found]
+        bodies = [found for body in module.reachable() if (found := collectives(body))]
         if not bodies:
             return {}
         signature = {
             "versions": versions(),
-            "pipeline": self.hook.config.pipeline,
-            "collectives": [[c.signature() for c in found] for _, found in bodies],
+            "settings": self.hook.config.shared(),
+            "collectives": [[c.signature() for c in body.found] for body in bodies],
         }
-        self.signature = digest(signature)
-        if self.signature not in self.hook.plans:
-            self.members = ranks.members(int(dict(c.settings).get("process_set_id", 0)) for _, f in bodies for c in f)
-            cap = next((p.cap for p in self.hook.passes if p.name == "regroup"), None)  # type: ignore[attr-defined]
-            plan = static_plan([[_transfer(c) for c in found] for _, found in bodies], cap)
-            verdict = self._agree("plan", {"signature": signature, "plan": plan.to_json()}, _judge_plan)
-            self.fresh = True
-            self.hook.plans[self.signature] = Plan.from_json(verdict["plan"])
-        return self._bind(self.hook.plans[self.signature], bodies)
+        key = digest(signature)
+        if key not in self.hook.steps:
+            sets = {int(dict(c.settings).get("process_set_id", 0)) for body in bodies for c in body.found}
+            self.members = ranks.members(sets)
+            self._settle(key, signature, module, bodies, sets)
+        self.step = self.hook.steps[key]
+        plan = self.step.plans.get(self.step.arm)
+        return bind(plan, bodies, key) if plan is not None else {}
 
-    def _bind(self, plan: Plan, bodies: list[tuple[str, list[analysis.Collective]]]) -> BoundPlan:
-        if not any(p.name == "regroup" for p in self.hook.passes):
-            return {
-                name: [Batch(found[n].node, (found[n].node,)) for (n,) in batches]
-                for (name, found), batches in zip(bodies, plan.batches, strict=True)
-            }
-        # The names say "HorovodAllreduce", so that Horovod's elastic handler knows them, and which plan they belong to.
-        prefix = f"caramel_{digest([self.signature, plan.digest])}"
-        bound = {}
-        for place, ((name, found), batches) in enumerate(zip(bodies, plan.batches, strict=True)):
-            bound[name] = [
-                Batch(_batch_name(found[members[0]].op, f"{prefix}_{place}_{k}"), tuple(found[n].node for n in members))
-                for k, members in enumerate(batches)
-            ]
-        return bound
+    def _settle(
+        self, key: str, signature: dict[str, Any], module: Module, bodies: list[Collectives], sets: set[int]
+    ) -> None:
+        """The ranks agree on the step's first plan."""
+        config = self.hook.config
+        mine = {
+            "signature": signature,
+            "cannot": _cannot_measure(config, module, bodies, sets, len(self.members)),
+            "first": self._first(module, bodies) if hvd.rank() == min(self.members) else None,
+        }
+        first = self._agree("plan", mine, _judge_plan)
+        self.fresh = True
+        plan = Plan.from_json(first["plan"]) if first["plan"] else None
+        arm, cannot = first["arm"], first["cannot"]
+        self.hook.steps[key] = Step(
+            config,
+            self.hook.passes,
+            first["key"],
+            key,
+            self.members,
+            {arm: plan} if plan is not None else {},
+            arm,
+            first["reference"],
+            first["why"] + [f"nothing is measured: {reason}" for reason in cannot],
+        )
+        if config.measures and not cannot:
+            self.hook.steps[key].measure()
+        for reason in [*first["why"], *(cannot if config.measures else [])]:
+            log.info("tf_caramel: %s", reason)
+
+    def _first(self, module: Module, bodies: list[Collectives]) -> dict[str, Any]:
+        """The plan to begin with, as one rank sees it: from a file, from the cache, or the static one."""
+        config = self.hook.config
+        key = _cache_key(module, bodies, config, len(self.members))
+        kinds = [body.kinds for body in bodies]
+        first: dict[str, Any] = {"key": key, "arm": "static", "reference": None, "why": []}
+        try:
+            if config.plan.endswith(".json"):
+                plan = Plan.from_json(Path(config.plan).read_text(), config.plan)
+                check(plan, kinds, config.plan)
+                return first | {"arm": "measured", "plan": plan.to_json()}
+            kept = Cache(config.cache).load(key) if config.measures else None
+            if kept is not None:
+                plan, record = kept
+                if plan is not None:
+                    check(plan, kinds, str(Cache(config.cache).entry(key)))
+                plan_text = plan.to_json() if plan is not None else None
+                return first | {"arm": record.chosen, "plan": plan_text, "reference": record.median(record.chosen)}
+        except (InputError, OSError) as error:
+            log.warning("tf_caramel: the static plan is used: %s", error)
+            first["why"] = [f"the static plan was used: {error}"]
+        regroup = next((p for p in self.hook.passes if p.name == "regroup"), None)
+        order = next((p for p in self.hook.passes if p.name == "order"), None)
+        traced = [[Traced(n, b.bytes_[n], b.ready[n], b.kinds[n]) for n in b.nodes] for b in bodies]
+        plan = static_plan(traced, regroup.cap if regroup else None, order.window if order else 0)  # type: ignore[attr-defined]
+        return first | {"plan": plan.to_json()}
 
     def failed(self, reason: str) -> NoReturn:
         """Tells the ranks that this one cannot rewrite; all leave the function as traced. Always raises."""
-        stage = "applied" if self.fresh else "plan"
-        if self.signature in self.hook.plans and not self.fresh:
+        if self.step is not None and not self.fresh:
             raise ranks.AgreementError(
                 f"tf_caramel, rank {hvd.rank()}: a step that the ranks agreed to rewrite was traced again, and now "
                 f"its rewriting fails here: {reason}"
             )
-        self._agree(stage, {"failed": reason}, _judge_applied)
+        self._agree("applied" if self.fresh else "plan", {"failed": reason}, judge_failures)
         raise _LeaveAsTracedError(reason)
 
-    def applied(self) -> None:
+    def applied(self, concrete: Any, atomic: Any) -> bool:
+        """All ranks are done: the function runs what was built. True if that is not what was traced."""
         if self.fresh:
-            self._agree("applied", {}, _judge_applied)
+            self._agree("applied", {}, judge_failures)
+        if self.step is None:
+            return False
+        self.step.adopt(concrete, atomic)
+        return atomic is not None
 
     def _agree(self, topic: str, payload: dict[str, Any], judge: ranks.Judge) -> dict[str, Any]:
         verdict = ranks.agree(topic, payload, judge, self.members, self.hook.config.timeout_seconds)
         if "leave" in verdict:
-            self.hook.left.add(self.step)
+            self.hook.left.add(self.step_key)
             raise _LeaveAsTracedError(verdict["leave"])
         return verdict
 
@@ -199,6 +241,38 @@ class _Job:
                     folder = Path(self.hook.config.dump) / f"rank{hvd.rank()}" / f"{self.number:02d}_{body.name}"
                     folder.mkdir(parents=True, exist_ok=True)
                     (folder / f"{label}.pbtxt").write_text(text_format.MessageToString(body.graph))
+
+
+def _cannot_measure(
+    config: Config, module: Module, bodies: list[Collectives], sets: set[int], ranks_: int
+) -> list[str]:
+    """Why a measured plan may not replace the first one in this step."""
+    if not config.measures:
+        return []
+    reasons = []
+    if len(bodies) > 1:
+        reasons.append(
+            f"the collectives are in {len(bodies)} function bodies ({', '.join(b.body.name for b in bodies)})"
+        )
+    if sets != {0}:
+        reasons.append("the collectives are of a process set")
+    if ranks_ > 2 and tf_private.deterministic():
+        reasons.append("op determinism is asked for, and another plan sums three or more ranks in another order")
+    random = [name for body in module.reachable() for name in restarts(body)]
+    if random:
+        reasons.append(
+            f"{random[0]} is a seeded random op whose sequence would begin again when the function is built anew"
+        )
+    return reasons
+
+
+def _cache_key(module: Module, bodies: list[Collectives], config: Config, ranks_: int) -> str:
+    """Stands for the graph and the set-up that a profile is good for."""
+    graph = sorted(f"{node.op} {node.name}" for body in module.reachable() for node in body.graph.node)
+    horovod = {k: v for k, v in os.environ.items() if k.startswith("HOROVOD_") and k.rpartition("_")[2] in _SET_UP}
+    hosts = [hvd.local_size(), hvd.cross_size()]
+    signature = [[c.signature() for c in body.found] for body in bodies]
+    return digest([versions(), config.shared(), graph, signature, ranks_, hosts, horovod, probe.cores()])
 
 
 def _step_key(defs: dict[str, Any]) -> str:
@@ -216,7 +290,7 @@ def versions() -> dict[str, str]:
 
 
 def _judge_plan(shown: dict[int, Any]) -> dict[str, Any]:
-    leave = _judge_applied(shown)
+    leave = judge_failures(shown)
     if leave:
         return leave
     leader = min(shown)
@@ -224,22 +298,8 @@ def _judge_plan(shown: dict[int, Any]) -> dict[str, Any]:
         difference = first_difference(shown[leader]["signature"], shown[rank]["signature"])
         if difference:
             return {"error": f"ranks {leader} and {rank} do not trace the same step. {difference}"}
-    return {"plan": shown[leader]["plan"]}
-
-
-def _judge_applied(shown: dict[int, Any]) -> dict[str, Any]:
-    failures = [f"rank {rank}: {shown[rank]['failed']}" for rank in sorted(shown) if "failed" in shown[rank]]
-    return {"leave": "; ".join(failures)} if failures else {}
-
-
-def _transfer(collective: analysis.Collective) -> Transfer:
-    alone = collective.op != ops.ALLREDUCE
-    kind = (collective.dtype, collective.device, collective.settings)
-    return Transfer(collective.bytes_, collective.ready, None if alone else kind)
-
-
-def _batch_name(op: str, suffix: str) -> str:
-    return f"{'HorovodAllreduce' if 'Allreduce' in op else op}_{suffix}"
+    cannot = list(dict.fromkeys(reason for rank in sorted(shown) for reason in shown[rank]["cannot"]))
+    return shown[leader]["first"] | {"cannot": cannot}
 
 
 def _shape_text(shape: tf.TensorShape) -> str:
@@ -248,10 +308,11 @@ def _shape_text(shape: tf.TensorShape) -> str:
 
 _installed: Hook | None = None
 _declined = False  # why was said once
+_tested = False
 
 
 def install(config: Config) -> Hook | None:
-    """Turns rewriting on for this process, once. None, with one log line, if TensorFlow does not let us."""
+    """Turns rewriting on for this process, once. Does not start TensorFlow: the user may want to configure it first."""
     global _installed, _declined
     if _declined:
         return None
@@ -263,19 +324,9 @@ def install(config: Config) -> Hook | None:
         _declined = True
         log.warning("tf_caramel: rewriting is off: HOROVOD_ELASTIC=1, the number of ranks may change")
         return None
-    problem = tf_private.self_test()
-    if problem:
-        _declined = True
-        log.warning("tf_caramel: rewriting is off: the self-test fails on TensorFlow %s: %s", tf.__version__, problem)
-        return None
     if not hvd.is_initialized():
         for name, value in HOROVOD_SETTINGS.items():
             os.environ.setdefault(name, value)
-    elif os.environ.get("HOROVOD_DISABLE_GROUP_FUSION") != "1":
-        log.warning(
-            "tf_caramel: hvd.init() came before TF_CARAMEL=1 took effect, so Horovod may merge batches again: set it "
-            "and import tf_caramel before hvd.init(), or set HOROVOD_DISABLE_GROUP_FUSION=1"
-        )
     _installed = Hook(config)
     tf_private.add_hooks(_installed.on_graph, _installed.on_function)
     return _installed
@@ -289,14 +340,25 @@ def install_if_enabled() -> Config:
     return loaded
 
 
-def installed() -> bool:
+def usable() -> bool:
+    """Is rewriting on, and does it work with this TensorFlow? The first time something is traced, a self-test says so;
+    if it fails, rewriting is off from then on, with one log line."""
+    global _tested, _declined
+    if _installed is not None and not _tested:
+        _tested = True
+        problem = tf_private.self_test()
+        if problem:
+            uninstall()
+            _declined = True
+            text = "tf_caramel: rewriting is off: the self-test fails on TensorFlow %s: %s"
+            log.warning(text, tf.__version__, problem)
     return _installed is not None
 
 
 def uninstall() -> None:
     """Turns rewriting off for functions traced from now on."""
-    global _installed, _declined
-    _declined = False
+    global _installed, _declined, _tested
+    _declined = _tested = False
     if _installed is not None:
         tf_private.remove_hooks(_installed.on_graph, _installed.on_function)
         _installed = None

@@ -3,7 +3,9 @@
 Relied on (same in 2.15.1 and 2.21.0): `transform.FUNC_GRAPH_TRANSFORMS`, `transform.CONCRETE_FUNCTION_CALLBACKS`,
 `ConcreteFunction._inference_function` and `._delayed_rewrite_functions._inference_function`, `AtomicFunction(...)`,
 `function_def_to_graph.function_def_to_graph_def` and `._get_num_args`, `op_def_registry.get`,
-`Context.get_function_def / add_function_def / remove_function / has_function`, `control_flow_util`.
+`Context.get_function_def / add_function_def / remove_function / has_function`, `control_flow_util`,
+`config.is_op_determinism_enabled`; for tracing, which does without if they are gone: `_pywrap_profiler.ProfilerSession`
+and `tsl.profiler.protobuf.trace_events_pb2`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, function_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function import atomic_function, transform
-from tensorflow.python.framework import function_def_to_graph, op_def_registry
+from tensorflow.python.framework import config, function_def_to_graph, op_def_registry
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import control_flow_util
 
@@ -67,12 +69,19 @@ def add_hooks(on_graph: Callable[[Any], None], on_function: Callable[[Any], None
 
 
 def remove_hooks(on_graph: Callable[[Any], None], on_function: Callable[[Any], None]) -> None:
-    transform.FUNC_GRAPH_TRANSFORMS.remove(on_graph)
-    transform.CONCRETE_FUNCTION_CALLBACKS.remove(on_function)
+    graphs, functions = transform.FUNC_GRAPH_TRANSFORMS, transform.CONCRETE_FUNCTION_CALLBACKS
+    for hooks, mine in ((graphs, on_graph), (functions, on_function)):
+        if mine in hooks:
+            hooks.remove(mine)
 
 
 def function_name(concrete: Any) -> str:
-    name = concrete._inference_function.name
+    return name_of(concrete._inference_function)
+
+
+def name_of(function: Any) -> str:
+    """Of what a ConcreteFunction runs."""
+    name = function.name
     return name.decode() if isinstance(name, bytes) else str(name)
 
 
@@ -159,10 +168,34 @@ class _Owned:
         weakref.finalize(self, lambda: owner.has_function(name) and owner.remove_function(name))
 
 
-def swap(concrete: Any, module: Module) -> None:
-    """Registers the module's changed bodies under new names and makes `concrete` run them; `restore` undoes it."""
+class _Rewritten(atomic_function.AtomicFunction):
+    owned: list[_Owned]
+
+
+class Dispatch(atomic_function.AtomicFunction):
+    """Stands where a ConcreteFunction has its function, and asks `around(dispatch, args)` to run each eager call.
+
+    arm: the function that runs when one is needed inside another graph.
+    """
+
+    arm: Any
+    around: Callable[[Dispatch, tuple[Any, ...]], Any]
+
+    def call_flat(self, *args: Any) -> Any:
+        if self._bound_context.executing_eagerly():
+            return self.around(self, args)
+        return self.arm.call_flat(*args)
+
+
+def original(concrete: Any) -> Any:
+    """The function that TensorFlow traced."""
+    return getattr(concrete, "_caramel_original", None) or concrete._inference_function
+
+
+def build(concrete: Any, module: Module) -> Any:
+    """Registers the module's changed bodies under new names; returns what runs them in `concrete`'s place."""
     owner = context.context()
-    original = getattr(concrete, "_caramel_original", None) or concrete._inference_function
+    traced = original(concrete)
     renamed: dict[str, str] = {}
     owned = []
     for body in module.reachable():
@@ -177,30 +210,95 @@ def swap(concrete: Any, module: Module) -> None:
             renamed[body.name] = new
             if body is not module.root:
                 owned.append(_Owned(new))
-    if module.root.name in renamed:
-        made = atomic_function.AtomicFunction(
-            renamed[module.root.name],
-            owner,
-            original.function_type,
-            [*original.children, original],
-            original.call_options,
-            cached_graph=concrete.graph,
-        )
-        concrete._caramel_original, concrete._caramel_owned = original, owned
-        _install(concrete, made)
+    if module.root.name not in renamed:
+        return traced
+    made = _in_place_of(traced, renamed[module.root.name], _Rewritten, concrete.graph)
+    made.owned = owned
+    return made
+
+
+def dispatch(concrete: Any, arm: Any, around: Callable[[Dispatch, tuple[Any, ...]], Any]) -> Dispatch:
+    """From now on calls of `concrete` go through `around`; `restore` undoes it."""
+    traced = original(concrete)
+    made: Dispatch = _in_place_of(traced, traced.name, Dispatch, concrete.graph)
+    made.arm, made.around = arm, around
+    swap(concrete, made)
+    return made
+
+
+def _in_place_of(traced: Any, name: Any, kind: Any, graph: Any) -> Any:
+    return kind(
+        name,
+        context.context(),
+        traced.function_type,
+        [*traced.children, traced],
+        traced.call_options,
+        cached_graph=graph,
+    )
+
+
+def swap(concrete: Any, made: Any) -> None:
+    """Makes `concrete` run what `build` or `dispatch` made; `restore` undoes it."""
+    concrete._caramel_original = original(concrete)
+    _install(concrete, made)
 
 
 def restore(concrete: Any) -> None:
     """Back to the function that TensorFlow traced."""
-    original = getattr(concrete, "_caramel_original", None)
-    if original is not None:
-        _install(concrete, original)
-        del concrete._caramel_original, concrete._caramel_owned
+    if hasattr(concrete, "_caramel_original"):
+        _install(concrete, concrete._caramel_original)
+        del concrete._caramel_original
 
 
 def _install(concrete: Any, atomic: Any) -> None:
     concrete._inference_function = atomic
     concrete._delayed_rewrite_functions._inference_function = atomic
+
+
+def deterministic() -> bool:
+    """Has the user called tf.config.experimental.enable_op_determinism()?"""
+    return bool(config.is_op_determinism_enabled())
+
+
+class Tracing:
+    """TensorFlow's tracer, in memory, for the time between start() and stop()."""
+
+    def __init__(self) -> None:
+        from tensorflow.python.profiler.internal import _pywrap_profiler
+
+        self._session = _pywrap_profiler.ProfilerSession()
+
+    def start(self) -> None:
+        """Raises if another tracer runs already: there can be one only."""
+        # Level 2 leaves out ops below some 8,000 cycles on 2.15. 2.21 drops these numbers and always takes level 2,
+        # which there covers every op.
+        self._session.start("", {"host_tracer_level": 2, "python_tracer_level": 0, "device_tracer_level": 0})
+
+    def stop(self) -> bytes:
+        return bytes(self._session.stop())
+
+
+def events(trace: bytes) -> tuple[list[tuple[str, float, float]], dict[str, list[tuple[float, float]]]]:
+    """Of what Tracing.stop() gave: [(node, start, end)] of the kernels that ran, and for each asynchronous one
+    its [(start, done)]: handed over, and called back. In seconds of the tracer's clock.
+    """
+    from tensorflow.tsl.profiler.protobuf import trace_events_pb2
+
+    kernels = []
+    marks: dict[str, dict[str, list[float]]] = {}
+    for event in trace_events_pb2.Trace.FromString(trace).trace_events:
+        at = event.timestamp_ps / 1e12
+        if event.name.startswith("ExecutorState::ProcessAsync::"):
+            kinds = marks.setdefault(event.args["name"], {"Start": [], "Done": []})
+            kinds[event.name.rpartition("::")[2]].append(at)
+        elif "long_name" in event.args:
+            node, _, op = event.args["long_name"].rpartition(":")
+            if op == event.name:
+                kernels.append((node, at, at + event.duration_ps / 1e12))
+    spans = {
+        node: list(zip(sorted(kinds["Start"]), sorted(kinds["Done"]), strict=False)) for node, kinds in marks.items()
+    }
+    return kernels, spans
 
 
 def self_test() -> str | None:
@@ -234,7 +332,7 @@ def _self_test() -> str | None:
             return "the traced function does not look as expected"
         constants[0].attr["value"].tensor.float_val[0] = 3.0
         body.changed = True
-        swap(concrete, module)
+        swap(concrete, build(concrete, module))
         after = float(concrete(one))
         restore(concrete)
         before = float(concrete(one))

@@ -1,0 +1,75 @@
+"""What a planner needs to know of a body: its ops, what each waits for, and whose gradient each collective carries."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from graph_passes import ops
+from graph_passes.graph import Body, GraphView, split
+
+
+@dataclass(frozen=True)
+class Dataflow:
+    """inputs: node -> the nodes it waits for, in topological order of the nodes.
+    gates: nodes that may be made to wait for another without losing a fusion.
+    readers: collective -> the nodes that read its parameter for the forward and backward pass; none where it is not
+    clear which parameter that is (all updates depend on all gradients).
+    """
+
+    inputs: dict[str, list[str]]
+    gates: frozenset[str]
+    readers: dict[str, list[str]]
+
+
+def dataflow(body: Body) -> Dataflow:
+    view = GraphView(body)
+    inputs = {name: [p for p in view.producers[name] if p in view.nodes] for name in view.order}
+    below = view.reaches(ops.is_collective)
+    return Dataflow(
+        inputs=inputs,
+        gates=frozenset(n for n, node in view.nodes.items() if node.op in ops.GATES),
+        readers=_readers(view, below),
+    )
+
+
+def restarts(body: Body) -> list[str]:
+    """Its seeded random ops, whose sequence begins again when the function is built anew."""
+    random = [node for node in body.graph.node if node.op in ops.RANDOM]
+    return sorted(n.name for n in random if any(n.attr[key].i for key in ("seed", "seed2") if key in n.attr))
+
+
+def _readers(view: GraphView, below: dict[str, bool]) -> dict[str, list[str]]:
+    collectives = [name for name in view.order if ops.is_collective(view.nodes[name])]
+    bit = {name: 1 << k for k, name in enumerate(collectives)}
+    depends: dict[str, int] = {}  # node -> the collectives it depends on, as bits
+    updated: dict[str, int] = defaultdict(int)  # variable -> the collectives its updates depend on
+    reads: dict[str, list[str]] = defaultdict(list)
+    for name in view.order:
+        mask = bit.get(name, 0)
+        for source in view.producers[name]:
+            mask |= depends.get(source, 0)
+        depends[name] = mask
+        node = view.nodes[name]
+        if node.op in ops.READS and below[name]:
+            reads[_handle(view, name)].append(name)
+        elif ops.is_update(node) and mask:
+            updated[_handle(view, name)] |= mask
+    found: dict[int, list[str]] = defaultdict(list)
+    for variable, mask in sorted(updated.items()):
+        if variable in reads:
+            found[mask].append(variable)
+    result = {}
+    for name in collectives:
+        variables = found.get(bit[name], [])
+        result[name] = reads[variables[0]] if len(variables) == 1 else []
+    return result
+
+
+def _handle(view: GraphView, name: str) -> str:
+    """The argument that holds the variable which a read or an update names first."""
+    while True:
+        data = view.data_inputs(name)
+        if not data:
+            return name
+        name = split(data[0])[0]

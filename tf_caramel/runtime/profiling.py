@@ -1,0 +1,135 @@
+"""From traced calls to a profile: each rank observes its own, one rank merges what all of them saw."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from graph_passes.dataflow import Dataflow, dataflow
+from tf_caramel.planner.plan import digest
+from tf_caramel.planner.profile import Network, Profile
+from tf_caramel.runtime import probe, tf_private, trace
+
+if TYPE_CHECKING:
+    from tf_caramel.runtime.step import Collectives, Step
+    from tf_caramel.runtime.tuner import Done
+
+OUTSIDE = "(outside the step)"  # the call itself: what comes before the step's first op and after its last
+_UNMATCHED = 0.1  # of the kernels' time: more than that and the profile says so
+_DROPPED = ("Const", "Placeholder", "NoOp")
+
+
+class CannotMergeError(Exception):
+    """The ranks' observations do not make one profile; the text says why."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the record keeps of the traced calls besides the profile."""
+
+    step_seconds: float
+    messages: list[tuple[str, int, float, float]]
+    unmatched: float
+    why: list[str]
+
+
+def observe(step: Step, calls: list[Done], network: Network) -> dict[str, Any]:
+    """What this rank has to show, as plain data."""
+    functions = Counter(done.function for done in calls if isinstance(done.trace, bytes))
+    if not functions:
+        raise CannotMergeError(next((d.trace for d in calls if isinstance(d.trace, str)), "nothing was traced"))
+    function = functions.most_common(1)[0][0]
+    collectives = function.collectives()
+    flow = dataflow(collectives.body)
+    names = _kept(collectives, flow)
+    known = set(names)
+    handed_over = step.messages()
+    average = sum(handed_over.values()) / max(1, len(handed_over))
+    share = network.cpu_seconds(average) / network.seconds(average)
+    cores = probe.cores()
+    taken = min(share, cores / (cores + 1)) / cores
+    seen = []
+    for done in calls:
+        if done.function is function and isinstance(done.trace, bytes):
+            kernels, spans = tf_private.events(done.trace)
+            times = trace.step_times(kernels, spans, known, {*handed_over, *collectives.keys}, taken)
+            if times is not None:
+                seen.append((done, times))
+    if not seen:
+        raise CannotMergeError("the tracer saw none of the collectives")
+    merged = trace.merge([times for _, times in seen])
+    outside = statistics.median(max(0.0, d.seconds - t.span_seconds) / t.steps for d, t in seen)
+    total = sum(merged.seconds.values())
+    return {
+        "names": names,
+        "inputs": [[i for i in flow.inputs[n] if i in known] for n in names],
+        "gates": sorted(flow.gates & known),
+        "transfers": [
+            [name, collectives.bytes_[name] or 0, node, collectives.kinds[name], flow.readers.get(node, [])]
+            for name, node in collectives.nodes.items()
+        ],
+        "seconds": [round(merged.seconds.get(n, 0.0), 8) for n in names],
+        "start": [round(merged.start.get(n, 0.0), 8) for n in names],
+        "outside": outside,
+        "speed": statistics.median(sum(t.seconds.values()) for _, t in seen) / total if total else 1.0,
+        "step_seconds": statistics.median(d.seconds / t.steps for d, t in seen),
+        "messages": [[name, handed_over.get(name, 0), start, done] for name, start, done in merged.messages],
+        "unmatched": merged.unmatched,
+        "cores": cores,
+        "network": vars(network) | {"samples": [list(s) for s in network.samples]},
+    }
+
+
+def _kept(collectives: Collectives, flow: Dataflow) -> list[str]:
+    """The body's ops without those that only hold what is there from the start."""
+    kinds = {node.name: node.op for node in collectives.body.graph.node}
+    return [name for name, inputs in flow.inputs.items() if inputs or kinds[name] not in _DROPPED]
+
+
+def merge(key: str, shown: dict[int, Any]) -> tuple[Profile, Facts]:
+    """One profile of what all ranks showed. Raises CannotMergeError naming the rank."""
+    for rank in sorted(shown):
+        if "failed" in shown[rank]:
+            raise CannotMergeError(f"rank {rank}: {shown[rank]['failed']}")
+    first = min(shown)
+    graphs = {rank: digest([shown[rank]["names"], shown[rank]["inputs"]]) for rank in sorted(shown)}
+    for rank in sorted(shown):
+        if graphs[rank] != graphs[first]:
+            raise CannotMergeError(f"ranks {first} and {rank} run different graphs, so their times do not compare")
+    rows = [shown[rank] for rank in sorted(shown)]
+    lead = rows[0]
+
+    def mean(name: str) -> list[float]:
+        return [statistics.fmean(values) for values in zip(*(row[name] for row in rows), strict=True)]
+
+    ops = [
+        (name, seconds, inputs or [OUTSIDE], start, name in set(lead["gates"]))
+        for name, seconds, inputs, start in zip(
+            lead["names"], mean("seconds"), lead["inputs"], mean("start"), strict=True
+        )
+    ]
+    ops.insert(0, (OUTSIDE, statistics.fmean(row["outside"] for row in rows), [], 0.0, False))
+    total = sum(op[1] for op in ops)
+    speeds = tuple((sum(row["seconds"]) * row["speed"] + row["outside"]) / total if total else 1.0 for row in rows)
+    network = probe.merge([_network(row["network"]) for row in rows])
+    cores = min(row["cores"] for row in rows)
+    known = set(lead["names"])
+    transfers = [
+        (n, b, node, kind, [r for r in readers if r in known]) for n, b, node, kind, readers in lead["transfers"]
+    ]
+    profile = Profile.make(key, ops, transfers, network, cores, speeds, source="the traced profile")
+    why = []
+    if max(row["unmatched"] for row in rows) > _UNMATCHED:
+        why.append(f"{max(row['unmatched'] for row in rows):.0%} of the traced time belongs to no op of the step")
+    return profile, Facts(
+        statistics.fmean(row["step_seconds"] for row in rows),
+        [(str(n), int(b), float(s), float(d)) for n, b, s, d in lead["messages"]],
+        max(row["unmatched"] for row in rows),
+        why,
+    )
+
+
+def _network(data: dict[str, Any]) -> Network:
+    return Network(**(data | {"samples": tuple((int(b), float(s)) for b, s in data["samples"])}))

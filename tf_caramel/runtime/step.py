@@ -1,0 +1,274 @@
+"""A step: all traced functions with the same collectives, the plans they can run under (arms), and which one does.
+
+An arm is called "traced" (as TensorFlow traced the function), "static" (the plan made without times) or "measured".
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import horovod.tensorflow as hvd
+
+from graph_passes import analysis, chunk, manager, ops
+from graph_passes.graph import Body, Module
+from graph_passes.inline import Inline
+from graph_passes.pass_base import Batch
+from graph_passes.pass_base import BodyPlan as BoundBody
+from graph_passes.pass_base import Plan as BoundPlan
+from graph_passes.untie import Untie
+from tf_caramel.config import Config
+from tf_caramel.planner.plan import Plan, digest
+from tf_caramel.planner.profile import Profile
+from tf_caramel.planner.record import Record
+from tf_caramel.runtime import ranks, tf_private
+from tf_caramel.runtime.cache import Cache
+from tf_caramel.runtime.tuner import Call, Done, Tuner
+
+log = logging.getLogger("tf_caramel")
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """The collectives of one body that a plan is made for, by the names that plans use.
+
+    nodes: name -> node.  bytes_: None where unknown.  kinds: None: travels alone and whole.  ops: of the nodes.
+    ready: any number that orders.
+    """
+
+    body: Body
+    nodes: Mapping[str, str]
+    bytes_: Mapping[str, int | None]
+    kinds: Mapping[str, str | None]
+    ops: Mapping[str, str]
+    ready: Mapping[str, int]
+    found: tuple[analysis.Collective, ...]
+
+    @property
+    def keys(self) -> list[str]:
+        return [c.key for c in self.found]
+
+
+def collectives(body: Body) -> Collectives | None:
+    """None if the body holds none that can be planned."""
+    found = tuple(c for c in analysis.collectives(body) if c.terminal and not c.planned)
+    if not found:
+        return None
+    named: dict[str, analysis.Collective] = {}
+    for c in found:
+        copies = sum(1 for other in named.values() if other.key == c.key)
+        named[c.key if not copies else f"{c.key}#{copies + 1}"] = c
+    return Collectives(
+        body,
+        {name: c.node for name, c in named.items()},
+        {name: c.bytes_ for name, c in named.items()},
+        {name: _kind(c) for name, c in named.items()},
+        {name: c.op for name, c in named.items()},
+        {name: c.ready for name, c in named.items()},
+        found,
+    )
+
+
+def _kind(c: analysis.Collective) -> str | None:
+    if c.op != ops.ALLREDUCE or c.bytes_ is None:
+        return None
+    return " ".join([c.dtype, *(f"{key}={value:g}" for key, value in c.settings), c.device]).strip()
+
+
+def bind(plan: Plan, bodies: list[Collectives], signature: str) -> BoundPlan:
+    """The plan in names of the nodes of one function. Raises InputError if it does not fit."""
+    # The names say "HorovodAllreduce", so that Horovod's elastic handler knows them, and which plan they belong to.
+    prefix = f"caramel_{digest([signature, plan.digest])}"
+    bound = {}
+    for place, (found, body) in enumerate(zip(bodies, plan.bodies, strict=True)):
+        batches, chunks = [], {}
+        for k, pieces in enumerate(body.batches):
+            op = found.ops[pieces[0].transfer]
+            name = f"{'HorovodAllreduce' if 'Allreduce' in op else op}_{prefix}_{place}_{k}"
+            members = []
+            for piece in pieces:
+                node = found.nodes[piece.transfer]
+                if piece.parts > 1:
+                    chunks[node] = piece.parts
+                    node = chunk.slice_name(node, piece.part, piece.parts)
+                members.append(node)
+            batches.append(Batch(name, tuple(members)))
+        bound[found.body.name] = BoundBody(batches, body.window, body.edges, chunks)
+    return bound
+
+
+class Function:
+    """One traced function of a step. arms: name -> what runs."""
+
+    def __init__(self, concrete: Any) -> None:
+        self.concrete = weakref.ref(concrete)
+        self.arms: dict[str, Any] = {"traced": tf_private.original(concrete)}
+        self.dispatch: Any = None
+
+    def module(self) -> Module:
+        return tf_private.to_module(tf_private.function_defs(tf_private.name_of(self.arms["traced"])))
+
+    def collectives(self) -> Collectives:
+        """Of the one body that holds them, as it is when plans are applied to it."""
+        module = self.module()
+        manager.run([Inline(), Untie()], module, lambda _: {}, tf_private.output_count)
+        (found,) = [c for body in module.reachable() if (c := collectives(body))]
+        return found
+
+
+class Step:
+    """key: of the step and the set-up.  signature: what its ranks agreed on, as a digest.  cannot: why nothing can be
+    measured here.  plans: arm -> its plan ("traced" has none).  arm: which one runs."""
+
+    def __init__(
+        self,
+        config: Config,
+        passes: list[Any],
+        key: str,
+        signature: str,
+        members: tuple[int, ...],
+        plans: dict[str, Plan],
+        arm: str,
+        reference: float | None,
+        why: list[str],
+    ) -> None:
+        self.config, self.passes, self.key, self.signature, self.members = config, passes, key, signature, members
+        self.plans, self.arm = plans, arm
+        self.functions: list[Function] = []
+        self.label = ""
+        self.tuner = Tuner(self, reference, record=Record(key, "", len(members), config.plan, arm, why=tuple(why)))
+        self.life: Any = None
+        self.next: Call | None = None
+
+    def measure(self) -> None:
+        """From the next call on, calls are counted and measured."""
+        self.life = self.tuner.live()
+        self.next = next(self.life)
+
+    # What the tuner asks of it
+
+    def runs(self, plan: Plan) -> bool:
+        """Is that what runs already?"""
+        return self.arm in self.plans and self.plans[self.arm].bodies == plan.bodies
+
+    def messages(self) -> dict[str, int]:
+        """Of the arm that runs: last part of a collective's name -> bytes."""
+        function = next(f for f in self.functions if f.concrete() is not None)
+        found = function.collectives()
+        if self.arm == "traced":
+            return {c.key: c.bytes_ or 0 for c in found.found}
+        plan = self.plans[self.arm]
+        bound = bind(plan, [found], self.signature)[found.body.name]
+        return {
+            batch.name: sum(piece.bytes_of(found.bytes_[piece.transfer] or 0) for piece in pieces)
+            for batch, pieces in zip(bound.batches, plan.bodies[0].batches, strict=True)
+        }
+
+    def agree(self, topic: str, payload: Any, judge: ranks.Judge) -> dict[str, Any]:
+        return ranks.agree(f"{topic}.{self.signature}", payload, judge, self.members, self.config.timeout_seconds)
+
+    def add(self, arm: str, plan: Plan) -> str | None:
+        """Builds every function for the plan, on all ranks or on none. Says why not, if not."""
+        problem = None
+        built: list[tuple[Function, Any]] = []
+        try:
+            for function in self.functions:
+                concrete = function.concrete()
+                if concrete is not None:
+                    built.append((function, self._build(concrete, function, plan)))
+        except Exception as error:  # the other ranks have to be told
+            log.debug("tf_caramel: building a plan failed", exc_info=True)
+            problem = {"failed": f"{type(error).__name__}: {error}"}
+        verdict = self.agree("built", problem or {}, judge_failures)
+        if "leave" in verdict:
+            return f"the measured plan cannot be built: {verdict['leave']}"
+        self.plans[arm] = plan
+        for function, atomic in built:
+            function.arms[arm] = atomic
+        return None
+
+    def settle(self, arm: str) -> None:
+        """That arm runs from now on; those that are not needed again go."""
+        self.arm = arm
+        for function in self.functions:
+            function.arms = {name: f for name, f in function.arms.items() if name in (arm, "traced")}
+            if function.dispatch is not None:
+                function.dispatch.arm = function.arms[arm]
+        self.plans = {name: plan for name, plan in self.plans.items() if name == arm}
+
+    def save(self, profile: Profile | None, record: Record) -> None:
+        """The leader keeps what was measured; a cache that cannot be written is no reason to stop."""
+        if profile is not None and hvd.rank() == min(self.members):
+            Cache(self.config.cache).save(self.key, profile, self.plans.get(self.arm), record)
+
+    # Functions
+
+    def adopt(self, concrete: Any, atomic: Any) -> None:
+        """A function traced just now; `atomic`: built for the arm that runs (None: it runs as traced)."""
+        function = Function(concrete)
+        self.label = self.label or tf_private.name_of(function.arms["traced"])
+        if atomic is not None:
+            function.arms[self.arm] = atomic
+        for arm, plan in self.plans.items():
+            if arm not in function.arms:
+                function.arms[arm] = self._build(concrete, function, plan)
+        self.functions = [f for f in self.functions if f.concrete() is not None] + [function]
+        if self.life is None:
+            tf_private.swap(concrete, function.arms[self.arm])
+        else:
+            function.dispatch = tf_private.dispatch(concrete, function.arms[self.arm], self._around(function))
+
+    def _build(self, concrete: Any, function: Function, plan: Plan) -> Any:
+        module = function.module()
+        manager.run(self.passes, module, lambda m: self._bound(m, plan), tf_private.output_count)
+        return tf_private.build(concrete, module)
+
+    def _bound(self, module: Module, plan: Plan) -> BoundPlan:
+        return bind(plan, [c for body in module.reachable() if (c := collectives(body))], self.signature)
+
+    def _around(self, function: Function) -> Callable[[Any, tuple[Any, ...]], Any]:
+        def around(_: Any, args: tuple[Any, ...]) -> Any:
+            call = self.next
+            if call is None:
+                return function.arms[self.arm].call_flat(*args)
+            atomic = function.arms[call.arm]
+            tracing, trace = self._start_tracing() if call.traced else (None, None)
+            began = time.perf_counter()
+            try:
+                results = atomic.call_flat(*args)
+                seconds = time.perf_counter() - began
+            finally:
+                if tracing is not None:
+                    trace = tracing.stop()
+            self._advance(Done(function, seconds, trace))
+            return results
+
+        return around
+
+    @staticmethod
+    def _start_tracing() -> tuple[Any, str | None]:
+        try:
+            tracing = tf_private.Tracing()
+            tracing.start()
+        except Exception as error:  # the user's own profiler runs, or TensorFlow has changed
+            return None, f"TensorFlow's tracer does not start: {error}"
+        return tracing, None
+
+    def _advance(self, done: Done) -> None:
+        call, self.next = self.next, None  # a call from inside, or one after an error, is not counted
+        try:
+            self.next = self.life.send(done)
+        except ranks.AgreementError:
+            raise
+        except Exception as error:
+            log.warning("tf_caramel: %s is not measured any more: %s: %s", self.label, type(error).__name__, error)
+            log.debug("tf_caramel: while after %s", call, exc_info=True)
+
+
+def judge_failures(shown: dict[int, Any]) -> dict[str, Any]:
+    failures = [f"rank {rank}: {shown[rank]['failed']}" for rank in sorted(shown) if "failed" in shown[rank]]
+    return {"leave": "; ".join(failures)} if failures else {}

@@ -1,0 +1,184 @@
+"""The life of one step: run the first plan, trace some calls, plan from what was measured, judge, keep watching.
+
+A coroutine that says of each call how it is to run and is told how it went. All ranks walk through it in step: they
+count the same calls, and every decision is made from what `ranks.agree` or an all-reduce gave to all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from tf_caramel.planner import decide
+from tf_caramel.planner.plan import Plan
+from tf_caramel.planner.profile import Profile
+from tf_caramel.planner.record import Observed, Record
+from tf_caramel.runtime import probe, profiling
+
+if TYPE_CHECKING:
+    from tf_caramel.runtime.step import Function, Step
+
+log = logging.getLogger("tf_caramel")
+
+ROUNDS, CALLS = 3, 3  # how the arms are judged: in turns, so many calls each; an arm's first ones are not counted
+WARM = 2
+CHECK_SECONDS = 30.0  # how often the step time and the link are looked at again
+CHECK_BYTES = 2**20
+DRIFT = 0.2
+STRIKES = 2  # so many checks in a row, for one may be noise
+
+
+@dataclass(frozen=True)
+class Call:
+    """How the next call is to run."""
+
+    arm: str
+    traced: bool = False
+
+
+@dataclass(frozen=True)
+class Done:
+    """How it went. trace: what the tracer gave, or why it gave nothing."""
+
+    function: Function
+    seconds: float
+    trace: bytes | str | None = None
+
+
+Life = Generator[Call, Done, None]
+
+
+@dataclass
+class Tuner:
+    """step: whose life it is.  cannot: why nothing can be measured here, if so.
+    reference: seconds of a call, from an earlier run, that the running plan is held to.
+    """
+
+    step: Step
+    reference: float | None = None
+    profile: Profile | None = None
+    record: Record = field(default_factory=lambda: Record("", ""))
+    link: float | None = None
+    patience: float = 1.0
+
+    def live(self) -> Life:
+        yield Call(self.step.arm)  # TensorFlow builds the function in its first call
+        if self.reference is None:
+            yield from self._improve()
+        while True:
+            yield from self._watch()
+            self.patience *= 2  # a machine as noisy as that is not measured again and again
+            yield from self._improve()
+
+    def _improve(self) -> Life:
+        """Traces, plans and judges; afterwards the best arm runs."""
+        calls = []
+        for _ in range(self.step.config.trace_steps):
+            calls.append((yield Call(self.step.arm, traced=True)))
+        verdict = self._plan(calls)
+        self.record = replace(self.record, why=tuple(verdict["why"]))
+        arms = [self.step.arm, *(["traced"] if self.step.arm != "traced" else [])]
+        if "plan" in verdict:
+            plan = Plan.from_json(verdict["plan"])
+            if not self.step.runs(plan):
+                reason = self.step.add("measured", plan)
+                if reason is None:
+                    arms = ["measured", *(arm for arm in arms if arm != "measured")]
+                else:
+                    self._say_not(reason)
+        seconds: dict[str, list[float]] = {arm: [] for arm in arms}
+        for number in range(ROUNDS):
+            for arm in arms:
+                for k in range(CALLS + (WARM if not number else 0)):
+                    done = yield Call(arm)
+                    # What ran before left its marks (caches, the other arm's last message): the first is not counted.
+                    if k > (WARM if not number else 0):
+                        seconds[arm].append(done.seconds)
+        self._judge(seconds)
+
+    def _plan(self, calls: list[Done]) -> dict[str, Any]:
+        """The ranks merge what they traced; one of them plans. {"why": [...]} and, if all is well, "plan"."""
+        network = probe.network()
+        try:
+            mine = profiling.observe(self.step, calls, network)
+        except Exception as error:  # the others have to be told, or they would wait
+            log.debug("tf_caramel: profiling failed", exc_info=True)
+            mine = {"failed": f"{type(error).__name__}: {error}"}
+        return self.step.agree("profile", mine, self._merge_and_plan)
+
+    def _merge_and_plan(self, shown: dict[int, Any]) -> dict[str, Any]:
+        try:
+            self.profile, facts = profiling.merge(self.step.key, shown)
+            order, batches = decide.parse(self.step.config.plan)
+            body = decide.decide(self.profile, order, batches)
+        except profiling.CannotMergeError as reason:
+            return {"why": [f"no measured plan: {reason}"]}
+        except Exception as error:
+            log.debug("tf_caramel: planning failed", exc_info=True)
+            return {"why": [f"no measured plan: {type(error).__name__}: {error}"]}
+        self.record = Record(
+            self.step.key,
+            self.step.label,
+            len(shown),
+            self.step.config.plan,
+            traced_step_seconds=facts.step_seconds,
+            observed=tuple(Observed(*message) for message in facts.messages),
+            unmatched=facts.unmatched,
+        )
+        return {"plan": Plan((body,), self.step.config.plan).to_json(), "why": facts.why}
+
+    def _judge(self, seconds: dict[str, list[float]]) -> None:
+        verdict = self.step.agree("judged", seconds, _judge)
+        chosen, self.reference = verdict["chosen"], verdict["median"][verdict["chosen"]]
+        median = verdict["median"]
+        said = ", ".join(f"{arm} {1e3 * median[arm]:.1f} ms" for arm in sorted(median))
+        log.info("tf_caramel: %s runs as %s from now on (%s)", self.step.label, chosen, said)
+        if chosen == "traced" and len(median) > 1:
+            self._say_not(f"the function as traced is the fastest here ({said}), so it is what runs")
+        self.record = replace(
+            self.record,
+            chosen=chosen,
+            arms={arm: tuple(times) for arm, times in verdict["seconds"].items()},
+        )
+        self.step.settle(chosen)
+        self.step.save(self.profile, self.record)
+
+    def _watch(self) -> Life:
+        """Runs the chosen arm until the step time or the link has drifted."""
+        strikes = 0
+        while strikes < STRIKES:
+            each = self.reference or 0.05
+            calls = min(5000, max(20, math.ceil(self.patience * CHECK_SECONDS / max(each, 1e-6))))
+            seconds = []
+            for _ in range(calls):
+                seconds.append((yield Call(self.step.arm)).seconds)
+            now, link = probe.shared(statistics.median(seconds)), probe.check(CHECK_BYTES)
+            drifted = [
+                f"{what} from {1e3 * before:.1f} to {1e3 * after:.1f} ms"
+                for what, before, after in (("the step", self.reference, now), ("1 MB on the link", self.link, link))
+                if before is not None and abs(after / before - 1) > DRIFT
+            ]
+            strikes = strikes + 1 if drifted else 0
+            self.reference, self.link = self.reference or now, self.link or link
+            if strikes == STRIKES:
+                log.info("tf_caramel: %s is measured again: %s", self.step.label, " and ".join(drifted))
+        self.reference = self.link = None
+
+    def _say_not(self, reason: str) -> None:
+        self.record = replace(self.record, why=(*self.record.why, reason))
+        log.info("tf_caramel: %s: %s", self.step.label, reason)
+
+
+def _judge(shown: dict[int, Any]) -> dict[str, Any]:
+    """Which arm has the shortest median step, a call's time being the mean over the ranks."""
+    arms = list(shown[min(shown)])
+    seconds = {
+        arm: [statistics.fmean(times) for times in zip(*(shown[r][arm] for r in sorted(shown)), strict=True)]
+        for arm in arms
+    }
+    median = {arm: statistics.median(times) for arm, times in seconds.items()}
+    return {"chosen": min(arms, key=lambda arm: median[arm]), "median": median, "seconds": seconds}
