@@ -28,9 +28,17 @@ def dataflow(body: Body) -> Dataflow:
     below = view.reaches(ops.is_collective)
     return Dataflow(
         inputs=inputs,
-        gates=frozenset(n for n, node in view.nodes.items() if node.op in ops.GATES),
+        gates=frozenset(n for n in view.nodes if _is_gate(view, n)),
         readers=_readers(view, below),
     )
+
+
+def _is_gate(view: GraphView, name: str) -> bool:
+    op = view.nodes[name].op
+    fused_into = ops.GATES_UNLESS_READ_BY.get(op)
+    if fused_into is None:
+        return op in ops.GATES
+    return not any(view.nodes[reader].op in fused_into for reader in view.consumers[name])
 
 
 def restarts(body: Body) -> list[str]:

@@ -18,15 +18,19 @@ RANDOM = frozenset(
         "RandomGamma", "RandomPoissonV2", "RandomShuffle", "Multinomial",
     }
 )  # fmt: skip
-# Ops of the backward pass that may be made to wait for others: TensorFlow fuses none of them with a neighbour on CPU
-# (its remapper leaves nodes with control edges alone, so an edge into a fusable op loses the fusion).
+# Ops that may be made to wait for others: TensorFlow's remapper and oneDNN's layout pass leave a node with control edges
+# alone, so that an edge into a fusable op loses the fusion; these are fused with nothing on CPU (tests/runtime/test_gates).
 GATES = frozenset(
     {
-        "AddN", "AvgPoolGrad", "Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput", "EluGrad",
-        "FusedBatchNormGradV3", "LeakyReluGrad", "MaxPoolGrad", "Relu6Grad", "ReluGrad", "SeluGrad", "SigmoidGrad",
-        "SoftplusGrad", "TanhGrad",
+        "Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropFilter", "DepthwiseConv2dNativeBackpropInput", "EluGrad",
+        "FusedBatchNormGradV3", "MaxPoolGrad", "Relu6Grad", "ReluGrad", "SigmoidGrad", "TanhGrad",
     }
 )  # fmt: skip
+# These are fused, but only into a reader that adds or multiplies (forward), never in the backward pass.
+GATES_UNLESS_READ_BY = {
+    "MatMul": frozenset({"Add", "AddV2", "BiasAdd", "BiasAddGrad", "Mul", "Maximum"}),
+    "BatchMatMulV2": frozenset({"Add", "AddV2", "BiasAdd", "Mul", "Maximum"}),
+}
 
 ALLREDUCE = "HorovodAllreduce"
 GROUPED_ALLREDUCE = "HorovodGroupedAllreduce"

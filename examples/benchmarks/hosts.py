@@ -1,4 +1,4 @@
-"""Emulated hosts on one machine: network namespaces on a bridge, each host's link shaped to a rate, one core pinned each.
+"""Emulated hosts on one machine: network namespaces on a bridge, links shaped to a rate, one core for each.
 
 Needs root and Debian's iproute2. Everything made here carries this process's number in its name and is taken down
 again, also after an error; a namespace that a killed run left behind is harmless, and `sweep` removes it.

@@ -31,6 +31,12 @@ def test_gates_are_backward_ops_that_are_never_fused():
     assert dataflow(step("v rv")).gates == {"grad"}
 
 
+@pytest.mark.parametrize(("reader", "gate"), [("BiasAdd", False), ("Reshape", True)])
+def test_a_product_is_a_gate_unless_it_is_fused_into_its_reader(reader: str, gate: bool):
+    small = body("step", "x y -> b", node("m", "MatMul", "x y"), node("b", reader, "m"))
+    assert ("m" in dataflow(small).gates) == gate
+
+
 def test_a_gradient_s_readers_are_those_of_the_variable_its_update_writes():
     assert dataflow(step("v rv")).readers == {"rv": ["read_v"], "rw": ["read_w"]}
 

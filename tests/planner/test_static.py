@@ -22,12 +22,12 @@ def batches(*transfers: Traced, cap: int | None = 10) -> list[list[int]]:
     return planned([transfers], cap)[0]
 
 
-def sized(*sizes: int | None, kind: str | None = "k") -> list[Transfer]:
+def sized(*sizes: int | None, kind: str | None = "k") -> list[Traced]:
     """Transfers of these bytes, ready one after another."""
     return [Traced("", size, ready, kind) for ready, size in enumerate(sizes)]
 
 
-def of_kinds(kinds: str) -> list[Transfer]:
+def of_kinds(kinds: str) -> list[Traced]:
     """Transfers of one byte, ready one after another; each letter is a kind."""
     return [Traced("", 1, ready, kind) for ready, kind in enumerate(kinds)]
 

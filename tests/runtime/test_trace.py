@@ -61,6 +61,12 @@ def test_starts_and_messages_count_from_the_first_op():
     assert (found.start, found.messages) == ({"a": 0.0, "b": 2.0}, [(BATCH, 2.5, 4.0)])
 
 
+def test_a_message_whose_end_the_tracer_missed_is_left_out():
+    found = times([("a", 0.0, 1.0)], {BATCH: [(0.5, 2.0)], "HorovodAllreduce_c": []})
+    assert [name for name, _, _ in found.messages] == [BATCH]
+    assert step_times([("p/a", 0.0, 1.0)], {f"p/{BATCH}": []}, {"a"}, {BATCH}, 0.0) is None
+
+
 def test_without_one_of_the_collectives_there_is_nothing_to_tell():
     assert step_times([("a", 0.0, 1.0)], {"p/other": [(0.0, 1.0)]}, {"a"}, {BATCH}, 0.0) is None
 

@@ -5,19 +5,22 @@ In text: "caramel,adaptive", "fifo,fixed:8MB", "tac,mgwfbp,window=2"; "static" a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
 
 from tf_caramel.planner import search
 from tf_caramel.planner.batches import batcher
 from tf_caramel.planner.compress import compress
-from tf_caramel.planner.order import POLICIES, fifo, submission
+from tf_caramel.planner.order import POLICIES, Order, fifo, submission
 from tf_caramel.planner.plan import BodyPlan
 from tf_caramel.planner.profile import InputError, Profile
 from tf_caramel.planner.structure import once_a_graph
 
 STATIC = "static"
 WINDOWS = (1, 2)  # that the adaptive batching chooses among
-KEPT_STEPS = 8  # what-ifs on other networks have few different edges
+KEPT = 32  # orders and compressed profiles of a graph
+_T = TypeVar("_T")
 BATCHES = "none, fixed:<bytes>, mgwfbp, adaptive"
 
 
@@ -70,31 +73,40 @@ def decide(profile: Profile, order: str = "caramel", batches: str = "adaptive", 
     batching = _Batching.parse(batches)
     if not profile.transfers:
         return BodyPlan((), batching.window or 1)
-    chosen = POLICIES[order](profile)
+    chosen = _order(profile, order)
     if batching.name != "adaptive":
         items = submission(profile, chosen)
         window = 1 if batching.window is None else batching.window
         return search.body_plan(batcher(batching.name)(items, profile.network), window, chosen.edges)
     orders = [chosen]
-    if order == "caramel":
-        orders = [fifo(profile), replace(chosen, edges=()), chosen] if effort == "full" else [fifo(profile), chosen]
-        orders = list(dict.fromkeys(orders))
+    if order == "caramel":  # of equal ones the first is taken, so edges have to pay
+        without = [replace(chosen, edges=())] if effort == "full" else []
+        orders = list(dict.fromkeys([fifo(profile), *without, chosen]))
     windows = WINDOWS if batching.window is None else (batching.window,)
     steps = [_compressed(profile, candidate.edges) for candidate in orders]
     return search.adaptive(profile, orders, steps, windows, search.EFFORTS[effort])
 
 
+@once_a_graph
+def _known(profile: Profile) -> dict[Any, Any]:
+    """Orders and compressed profiles of a graph, filled by `_order` and `_compressed`: what-ifs ask again and again."""
+    return {}
+
+
+def _remembered(profile: Profile, key: Hashable, make: Callable[[], _T]) -> _T:
+    known = _known(profile)
+    found = known.get(key)
+    if found is None:
+        if len(known) >= KEPT:
+            known.clear()
+        found = known[key] = make()
+    return cast(_T, found)
+
+
+def _order(profile: Profile, policy: str) -> Order:
+    return _remembered(profile, (policy, profile.network), lambda: POLICIES[policy](profile))
+
+
 def _compressed(profile: Profile, edges: tuple[tuple[str, str], ...]) -> Profile:
     """The profile for the search. Its network is not to be used, it may be that of an earlier call."""
-    known = _steps(profile)
-    if edges not in known:
-        if len(known) > KEPT_STEPS:
-            known.clear()
-        known[edges] = compress(profile, edges)
-    return known[edges]
-
-
-@once_a_graph
-def _steps(profile: Profile) -> dict[tuple[tuple[str, str], ...], Profile]:
-    """Filled by `_compressed`: the compressed profile for each set of edges."""
-    return {}
+    return _remembered(profile, edges, lambda: compress(profile, edges))

@@ -44,16 +44,18 @@ def step_times(
     taken: fraction of the rank's cores that a message under way takes from computing: so much of the time that passed
     meanwhile is not the ops' own.
     """
-    seen = {name: name.rpartition("/")[2] for name in sorted(spans) if name.rpartition("/")[2] in collectives}
+    # A call-back may come a moment after the tracer has stopped: such a message is not counted.
+    ended = sorted(name for name, pairs in spans.items() if pairs)
+    seen = {name: name.rpartition("/")[2] for name in ended if name.rpartition("/")[2] in collectives}
     if not seen:
         return None
-    steps = max(1, min(len(spans[name]) for name in seen))
+    steps = max(len(spans[name]) for name in seen)
     prefixes = [name[: -len(last)] for name, last in seen.items()]
     prefix = min(prefixes, key=len)  # a collective of the user's own may sit deeper
     mine = [(node[len(prefix) :], a, b) for node, a, b in kernels if node.startswith(prefix)]
     if not mine:
         return None
-    began, ended = min(a for _, a, _ in mine), max(b for _, _, b in mine)
+    began, finished = min(a for _, a, _ in mine), max(b for _, _, b in mine)
     busy = _busy(sorted(span for name in seen for span in spans[name]))
     find = _finder(ops)
     seconds: dict[str, float] = defaultdict(float)
@@ -69,7 +71,7 @@ def step_times(
         start[op] = min(start.get(op, a - began), a - began)
     messages = sorted((seen[name], spans[name][0][0] - began, spans[name][0][1] - began) for name in seen)
     return StepTimes(
-        seconds, start, sorted(messages, key=lambda m: m[1:]), ended - began, steps, lost / total if total else 0.0
+        seconds, start, sorted(messages, key=lambda m: m[1:]), finished - began, steps, lost / total if total else 0.0
     )
 
 
