@@ -18,8 +18,8 @@ RANDOM = frozenset(
         "RandomGamma", "RandomPoissonV2", "RandomShuffle", "Multinomial",
     }
 )  # fmt: skip
-# Ops that may be made to wait for others: TensorFlow's remapper and oneDNN's layout pass leave a node with control edges
-# alone, so that an edge into a fusable op loses the fusion; these are fused with nothing on CPU (tests/runtime/test_gates).
+# Ops that may be made to wait for others: TensorFlow's remapper and oneDNN's layout pass leave a node with control
+# edges alone, so that an edge into a fusable op loses the fusion; these are fused with nothing on CPU (test_gates.py).
 GATES = frozenset(
     {
         "Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropFilter", "DepthwiseConv2dNativeBackpropInput", "EluGrad",

@@ -33,11 +33,12 @@ class Hosts:
     names: tuple[str, ...]
     addresses: tuple[str, ...]
 
-    def shape(self, rate: str) -> None:
-        """Every host sends at `rate` from now on (as tc writes it: "1gbit", "100mbit")."""
+    def shape(self, mbit: float) -> None:
+        """Every host sends at `mbit` Mbit/s from now on, with bursts of no more than 1 ms of that (16 kB at least)."""
+        burst = max(16_000, round(mbit * 1e6 / 8 * 1e-3))
         for name in self.names:
             _run("ip", "netns", "exec", name, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf",
-                 "rate", rate, "burst", "256kb", "latency", "50ms")  # fmt: skip
+                 "rate", f"{mbit}mbit", "burst", str(burst), "latency", "50ms")  # fmt: skip
 
     def command(self, host: int, command: Sequence[str]) -> list[str]:
         """`command` as it is run on a host, on a core of its own."""
@@ -56,8 +57,8 @@ def why_not() -> str | None:
 
 
 @contextlib.contextmanager
-def emulated(count: int, rate: str) -> Iterator[Hosts]:
-    """`count` hosts, joined by a switch, each sending at `rate`. Raises HostsError if that cannot be had."""
+def emulated(count: int, mbit: float) -> Iterator[Hosts]:
+    """`count` hosts, joined by a switch, each sending at `mbit` Mbit/s. Raises HostsError if that cannot be had."""
     reason = why_not()
     if reason:
         raise HostsError(f"no emulated hosts: {reason}")
@@ -81,7 +82,7 @@ def emulated(count: int, rate: str) -> Iterator[Hosts]:
             folder = Path("/etc/netns", name)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "hosts").write_text(f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n")
-        hosts.shape(rate)
+        hosts.shape(mbit)
         yield hosts
     finally:
         for namespace in (*names, switch):

@@ -129,6 +129,15 @@ def test_horovod_fuses_nothing_without_a_kind():
     assert [m.pieces for m in simulate(profile, None).messages] == [("g0",), ("g1",), ("g2",)]
 
 
+def test_what_is_tied_as_traced_waits_for_all_transfers_and_with_a_plan_for_its_own():
+    ops = (Op("a", 1), Op("b", 1, (0,)), Op("ca", 0, (0,)), Op("cb", 0, (1,)), Op("ua", 2, (2,)), Op("ub", 2, (3,)))
+    profile = Profile("key", ops, (Transfer("ga", 4, 2), Transfer("gb", 4, 3)), SECOND_A_BYTE)
+    assert simulate(profile, None).step_seconds == simulate(profile, batches("ga;gb")).step_seconds == 11
+    tied = replace(profile, tied=True)
+    assert simulate(tied, None).step_seconds == 13
+    assert simulate(tied, batches("ga;gb")).step_seconds == 11
+
+
 @pytest.mark.parametrize(
     ("fusion_bytes", "made"),
     [(6, ["g0 g1 g2", "g3"]), (5, ["g0 g1", "g2 g3"]), (2, ["g0", "g1", "g2", "g3"]), (0, ["g0", "g1", "g2", "g3"])],
@@ -198,6 +207,17 @@ def test_equal_ranks_wait_for_nobody_however_many():
 def test_a_message_and_compute_slow_each_other(cores: float, cpu: float, made: list[tuple[str, float, float]]):
     profile = layers([1, 1], [2, 2], replace(SECOND_A_BYTE, cpu_seconds_per_byte=cpu), cores=cores)
     assert sent(simulate(profile, ONE_BY_ONE)) == made
+
+
+def test_a_message_that_starts_while_the_rank_computes_has_a_longer_start_up():
+    profile = layers([1, 3], [2, 1], replace(SECOND_A_BYTE, busy_start_up_seconds=0.5))
+    assert [(m.start, m.end) for m in simulate(profile, batches("g0;g1")).messages] == [(1, 3.5), (4, 5)]
+
+
+def test_a_message_takes_longer_while_the_rank_computes_if_it_was_seen_to():
+    profile = layers([1, 3], [2, 1], replace(SECOND_A_BYTE, stretch=2.0))
+    (first, second) = simulate(profile, batches("g0;g1")).messages
+    assert (first.start, first.end, second.end) == (1, 4.5, 5.5)  # 3 s of computing bring 1.5 of its 2 seconds
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ class _Group:
 
 class Run:
     """One run. speeds: of the groups of ranks, the slowest last.  seconds: of each op, joins of chunks included.
-    pieces: of each transfer, in how many pieces it travels.
+    pieces: of each transfer, in how many pieces it travels.  tied: nobody gets one transfer before all have arrived.
     """
 
     def __init__(
@@ -213,8 +213,10 @@ class Run:
         seconds: list[float],
         pieces: list[int],
         streams: int,
+        tied: bool,
         log: Log | None,
     ):
+        self.tied = tied
         self.transfers, self.queue, self.network, self.cores, self.log = graph.transfers, queue, network, cores, log
         self.groups = [
             _Group(g, graph, seconds if speed == 1 else [speed * s for s in seconds], streams, log)
@@ -294,14 +296,17 @@ class Run:
 
     def _send(self, message: int) -> None:
         """A message and compute share the cores: it wants the share f = cpu_seconds / seconds of one core, and gets at
-        most what a thread gets that competes with one thread a core, cores / (cores + 1).
+        most what a thread gets that competes with one thread a core, cores / (cores + 1); and it takes `stretch` times
+        as long or more.
         """
         bytes_ = self.queue.bytes_[message]
-        self.left = self.network.seconds(bytes_, self.queue.submitted[message] < self.freed)
+        alone = self.network.seconds(bytes_, self.queue.submitted[message] < self.freed)
+        busy = any(group.running or group.ready for group in self.groups)
+        self.left = alone + (self.network.busy_start_up_seconds if busy else 0.0)
         self.started = self.now
-        wanted = min(1.0, self.network.cpu_seconds(bytes_) / self.left) if self.left else 0.0
+        wanted = min(1.0, self.network.cpu_seconds(bytes_) / alone) if alone else 0.0
         given = min(wanted, self.cores / (self.cores + 1))
-        self.shared = given / wanted if wanted else 1.0
+        self.shared = min(given / wanted if wanted else 1.0, 1 / self.network.stretch)
         self.pace = (self.cores - given) / self.cores
 
     def _arrive(self) -> None:
@@ -316,6 +321,9 @@ class Run:
             self.log.done.append((-1, message, -1, self.started, self.now))
         for transfer in members:
             self.pieces[transfer] -= 1
+        if self.tied:
+            members = [] if any(self.pieces) else list(range(len(self.pieces)))
+        for transfer in dict.fromkeys(members):  # once, if several pieces of it came
             if not self.pieces[transfer]:
                 for group in self.groups:
                     group.enter(self.transfers[transfer].op, self.now)

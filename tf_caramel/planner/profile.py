@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 FORMAT = "tf_caramel profile 1"
@@ -60,6 +60,8 @@ class Network:
 
     queued_seconds: takes the place of a for a message that was handed over while another was still travelling.
     cpu_seconds_per_byte, cpu_seconds_per_message: of a rank's own cores, spent meanwhile.
+    stretch: how many times longer a message takes at least while the rank computes (1: computing does not slow it).
+    busy_start_up_seconds: what a comes to more if the rank computes as the message starts.
     copy_seconds_per_byte: of one copy in memory (cutting a gradient into chunks and joining them).
     ranks: how many took part.  samples: the measured (bytes, seconds).
     """
@@ -70,6 +72,8 @@ class Network:
     cpu_seconds_per_message: float = 0.0
     cpu_seconds_per_byte: float = 0.0
     copy_seconds_per_byte: float = 0.0
+    stretch: float = 1.0
+    busy_start_up_seconds: float = 0.0
     ranks: int = 2
     samples: tuple[tuple[int, float], ...] = ()
 
@@ -90,6 +94,7 @@ class Network:
 class Profile:
     """key: of the graph and the set-up.  cores: that one rank computes on.
     speeds: of each rank, its compute time over the profile's (1.0: as the profile says).
+    tied: as TensorFlow traced the step, whoever waits for one transfer waits for all of them.
     """
 
     key: str
@@ -98,6 +103,7 @@ class Profile:
     network: Network
     cores: float = 1.0
     speeds: tuple[float, ...] = field(default=(1.0, 1.0))
+    tied: bool = False
 
     @property
     def compute_seconds(self) -> float:
@@ -115,6 +121,7 @@ class Profile:
             "key": self.key,
             "cores": self.cores,
             "speeds": list(self.speeds),
+            "tied": self.tied,
             "network": network,
             "ops": [
                 {"name": o.name, "seconds": o.seconds, "inputs": [names[i] for i in o.inputs], "start": o.start}
@@ -154,16 +161,21 @@ class Profile:
             cpu_seconds_per_message=network.seconds("cpu_seconds_per_message", 0.0),
             cpu_seconds_per_byte=network.seconds("cpu_seconds_per_byte", 0.0),
             copy_seconds_per_byte=network.seconds("copy_seconds_per_byte", 0.0),
+            stretch=network.seconds("stretch", 1.0),
+            busy_start_up_seconds=network.seconds("busy_start_up_seconds", 0.0),
             ranks=network.count("ranks", 2),
             samples=tuple((int(b), float(s)) for b, s in samples),
         )
+        if fitted.stretch < 1:
+            raise network.error("stretch", fitted.stretch, "1 or more")
         speeds = data.value.get("speeds", [1.0] * fitted.ranks)
         if not isinstance(speeds, list) or not speeds or not all(_is_number(s) and s > 0 for s in speeds):
             raise data.error("speeds", speeds, "a list of numbers above 0")
         cores = data.seconds("cores", 1.0)
         if not cores:
             raise data.error("cores", cores, "a number above 0")
-        return cls.make(data.text("key"), ops, transfers, fitted, cores, tuple(map(float, speeds)), source)
+        given = cls.make(data.text("key"), ops, transfers, fitted, cores, tuple(map(float, speeds)), source)
+        return replace(given, tied=data.flag("tied"))
 
     @classmethod
     def make(

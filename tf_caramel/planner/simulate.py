@@ -87,7 +87,8 @@ def simulate(
     spans: bool = False,
     detail: bool = True,
 ) -> Outcome:
-    """plan: None simulates Horovod as it comes, with its settings `fusion_bytes` and `cycle_seconds`.
+    """plan: None simulates Horovod as it comes, with its settings `fusion_bytes` and `cycle_seconds`. A plan's batches
+    are never fused: without a window (0) nothing keeps Horovod from it, which is not simulated.
 
     network: instead of the profile's.  streams: ops that a rank computes at once.  detail: False leaves `messages`
     empty, trusts the plan in kinds and slices, and takes half the time.
@@ -114,7 +115,19 @@ def simulate(
                 seconds[t.op] = network.copy_seconds_per_byte * t.bytes_
                 joins += seconds[t.op]
     log = Log() if detail or spans else None
-    run = Run(graph, queue, network, profile.cores, speeds, seconds=seconds, pieces=pieces, streams=streams, log=log)
+    tied = profile.tied and plan is None
+    run = Run(
+        graph,
+        queue,
+        network,
+        profile.cores,
+        speeds,
+        seconds=seconds,
+        pieces=pieces,
+        streams=streams,
+        tied=tied,
+        log=log,
+    )
     result = run.go()
     if result.never_ready:
         stuck = _some([graph.transfers[t].name for t in result.never_ready])

@@ -1,4 +1,4 @@
-"""Measures the network with a handful of real all-reduces of different sizes: a + b*bytes, and their CPU time.
+"""Measures the network with a few real all-reduces of different sizes: a + b*bytes, and what they cost computing.
 
 A collective: all ranks call it at the same point, and all send the same messages. What is measured is what a batch of a
 step pays: from the readiness of its gradients inside a tf.function to the readiness of the results.
@@ -6,8 +6,10 @@ step pays: from the readiness of its gradients inside a tf.function to the readi
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
+import threading
 import time
 from typing import Any
 
@@ -24,7 +26,8 @@ SIZES = (16 * 2**10, 128 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)  # bytes
 BUDGET_SECONDS = 3.0
 _MEMBERS = 4  # tensors in a message, so that packing is part of what is measured
 _REPEATS = 5
-_QUEUED_BYTES = 512 * 2**10
+_QUEUED_BYTES = 128 * 2**10
+_CONTENDED_BYTES, _CONTENDED_SECONDS, _CONTENDED_ROUNDS = (16 * 2**10, 2 * 2**20), 0.12, 4
 
 
 def cores() -> float:
@@ -35,28 +38,28 @@ def cores() -> float:
 def network() -> Network:
     """The network between the ranks, as this rank saw it; `merge` makes one of several."""
     samples: list[tuple[int, float]] = []
-    cpu: list[tuple[int, float]] = []
     began = time.perf_counter()
     for size in SIZES:
-        seconds, cpu_seconds = _time(_message(size, "float32", f"{size}"))
+        seconds = _time(_message(size, "float32", f"{size}"))
         samples.append((size, seconds))
-        cpu.append((size, max(cpu_seconds, 1e-7)))
         spent = shared(time.perf_counter() - began)
         if spent + shared(seconds) * (_REPEATS + 1) * 4 > BUDGET_SECONDS and len(samples) > 2:
             break
     a, b = fit(samples)
-    cpu_a, cpu_b = fit(cpu)
-    # Two messages that are ready together; of different dtypes, or Horovod would merge them.
-    one, two = (_message(_QUEUED_BYTES, dtype, f"queued_{dtype}") for dtype in ("float32", "float64"))
-    alone, _ = _time(one)
-    both, _ = _time(lambda: (*one(), *two()))
+    # Messages that are ready together; of different dtypes, or Horovod would merge them.
+    queue = [_message(_QUEUED_BYTES, dtype, f"queued_{dtype}") for dtype in ("float32", "float64", "int32", "int64")]
+    alone = _time(queue[0])
+    queued = (_time(lambda: [message() for message in queue]) - alone) / (len(queue) - 1) - b * _QUEUED_BYTES
+    taken, stretch, busy = _contention()
     return Network(
         start_up_seconds=a,
         seconds_per_byte=b,
-        queued_seconds=min(a, max(0.0, both - alone - b * _QUEUED_BYTES)),
-        cpu_seconds_per_message=cpu_a,
-        cpu_seconds_per_byte=cpu_b,
+        queued_seconds=min(a, max(0.0, queued)),
+        cpu_seconds_per_message=taken * cores() * a,
+        cpu_seconds_per_byte=taken * cores() * b,
         copy_seconds_per_byte=_copy_seconds_per_byte(),
+        stretch=stretch,
+        busy_start_up_seconds=busy,
         ranks=hvd.size(),
         samples=tuple(samples),
     )
@@ -80,15 +83,74 @@ def merge(seen: list[Network]) -> Network:
         mean("cpu_seconds_per_message"),
         mean("cpu_seconds_per_byte"),
         mean("copy_seconds_per_byte"),
+        mean("stretch"),
+        mean("busy_start_up_seconds"),
         seen[0].ranks,
         samples,
     )
 
 
+def _contention() -> tuple[float, float, float]:
+    """What communicating and computing cost each other: the fraction of computing that a message under way takes, how
+    many times longer its bytes take then, and how many seconds longer its start-up takes.
+    CPU time does not tell: the kernel's part, the caches and the scheduler are not in it.
+    """
+    small, large = (
+        tf.function(_message(size, "float32", f"contended_{size}"), autograph=False) for size in _CONTENDED_BYTES
+    )
+    alone = [shared(_time(message)) for message in (small, large)]
+    counts = [max(2, math.ceil(_CONTENDED_SECONDS / seconds)) for seconds in alone]
+    x, kernel = tf.ones([4, 16, 16, 64]), tf.ones([3, 3, 64, 64])
+
+    @tf.function(autograph=False)
+    def layer() -> Any:  # a convolution and its gradient by the kernel: what a step does most
+        y = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME"))
+        return tf.raw_ops.Conv2DBackpropFilter(
+            input=x, filter_sizes=[3, 3, 64, 64], out_backprop=y, strides=[1, 1, 1, 1], padding="SAME"
+        )
+
+    layer()
+    threads = tf.config.threading.get_inter_op_parallelism_threads() or math.ceil(cores())
+    done, stop = [0] * threads, threading.Event()
+
+    def compute(number: int) -> None:
+        while not stop.is_set():
+            layer()
+            done[number] += 1
+
+    def pace(work: Any) -> tuple[float, float]:
+        """(layers a second, seconds) while `work` runs."""
+        before, at = sum(done), time.perf_counter()
+        work()
+        passed = time.perf_counter() - at
+        return (sum(done) - before) / passed, passed
+
+    taken: list[float] = []
+    longer: tuple[list[float], list[float]] = ([], [])
+    workers = [threading.Thread(target=compute, args=(n,), daemon=True) for n in range(threads)]
+    for worker in workers:
+        worker.start()
+    try:
+        for _ in range(_CONTENDED_ROUNDS):
+            free, _ = pace(lambda: time.sleep(_CONTENDED_SECONDS))
+            for k, message in enumerate((small, large)):
+                shared(0.0)  # all ranks compute now
+                busy, passed = pace(lambda m=message, n=counts[k]: [m() for _ in range(n)])
+                longer[k].append(passed / counts[k] - alone[k])
+            taken.append(1 - busy / free if free else 0.0)  # by the large ones
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.join()
+    start_up = max(0.0, statistics.median(longer[0]))
+    stretch = 1 + max(0.0, statistics.median(longer[1]) - start_up) / alone[1]
+    return min(0.9, max(0.0, statistics.median(taken))), stretch, start_up
+
+
 def check(bytes_: int) -> float:
     """Seconds of one message of `bytes_`, as all ranks together see it: to tell whether the link is still the same."""
     message = _message(bytes_, "float32", f"check_{bytes_}")
-    return shared(min(_time(message, repeats=2)[0], _time(message, repeats=2)[0]))
+    return shared(min(_time(message, repeats=2), _time(message, repeats=2)))
 
 
 def _message(bytes_: int, dtype: str, label: str) -> Any:
@@ -98,17 +160,16 @@ def _message(bytes_: int, dtype: str, label: str) -> Any:
     return lambda: mpi_ops._grouped_allreduce(parts, name=name, op=hvd.Sum, ignore_name_scope=True)
 
 
-def _time(messages: Any, repeats: int = _REPEATS) -> tuple[float, float]:
-    """(wall seconds, this process's CPU seconds) of one call, medians."""
+def _time(messages: Any, repeats: int = _REPEATS) -> float:
+    """Seconds of one call, median: the shortest would be what a link lets through at once, not what it sustains."""
     function = tf.function(messages, autograph=False)
     function()
-    wall, cpu = [], []
+    seconds = []
     for _ in range(repeats):
-        at, used = time.perf_counter(), time.process_time()
+        at = time.perf_counter()
         function()
-        wall.append(time.perf_counter() - at)
-        cpu.append(time.process_time() - used)
-    return statistics.median(wall), statistics.median(cpu)
+        seconds.append(time.perf_counter() - at)
+    return statistics.median(seconds)
 
 
 def shared(mine: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from graph_passes.dataflow import Dataflow, dataflow
@@ -27,9 +27,10 @@ class CannotMergeError(Exception):
 
 @dataclass(frozen=True)
 class Facts:
-    """What the record keeps of the traced calls besides the profile."""
+    """What the record keeps besides the profile. step_seconds: of untraced calls; and of the traced ones."""
 
     step_seconds: float
+    traced_step_seconds: float
     messages: list[tuple[str, int, float, float]]
     unmatched: float
     why: list[str]
@@ -61,7 +62,6 @@ def observe(step: Step, calls: list[Done], network: Network) -> dict[str, Any]:
         raise CannotMergeError("the tracer saw none of the collectives")
     merged = trace.merge([times for _, times in seen])
     outside = statistics.median(max(0.0, d.seconds - t.span_seconds) / t.steps for d, t in seen)
-    total = sum(merged.seconds.values())
     return {
         "names": names,
         "inputs": [[i for i in flow.inputs[n] if i in known] for n in names],
@@ -73,8 +73,10 @@ def observe(step: Step, calls: list[Done], network: Network) -> dict[str, Any]:
         "seconds": [round(merged.seconds.get(n, 0.0), 8) for n in names],
         "start": [round(merged.start.get(n, 0.0), 8) for n in names],
         "outside": outside,
-        "speed": statistics.median(sum(t.seconds.values()) for _, t in seen) / total if total else 1.0,
-        "step_seconds": statistics.median(d.seconds / t.steps for d, t in seen),
+        "tied": collectives.tied,
+        "speed": trace.speed([times for _, times in seen], merged),
+        "step_seconds": statistics.median(d.seconds for d in calls if d.trace is None) / seen[0][1].steps,
+        "traced_step_seconds": statistics.median(d.seconds / t.steps for d, t in seen),
         "messages": [[name, handed_over.get(name, 0), start, done] for name, start, done in merged.messages],
         "unmatched": merged.unmatched,
         "cores": cores,
@@ -123,8 +125,9 @@ def merge(key: str, shown: dict[int, Any]) -> tuple[Profile, Facts]:
     why = []
     if max(row["unmatched"] for row in rows) > _UNMATCHED:
         why.append(f"{max(row['unmatched'] for row in rows):.0%} of the traced time belongs to no op of the step")
-    return profile, Facts(
+    return replace(profile, tied=lead["tied"]), Facts(
         statistics.fmean(row["step_seconds"] for row in rows),
+        statistics.fmean(row["traced_step_seconds"] for row in rows),
         [(str(n), int(b), float(s), float(d)) for n, b, s, d in lead["messages"]],
         max(row["unmatched"] for row in rows),
         why,

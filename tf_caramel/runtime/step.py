@@ -9,7 +9,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -37,7 +37,7 @@ class Collectives:
     """The collectives of one body that a plan is made for, by the names that plans use.
 
     nodes: name -> node.  bytes_: None where unknown.  kinds: None: travels alone and whole.  ops: of the nodes.
-    ready: any number that orders.
+    ready: any number that orders.  tied: as traced, who waits for one of them waits for all.
     """
 
     body: Body
@@ -47,6 +47,7 @@ class Collectives:
     ops: Mapping[str, str]
     ready: Mapping[str, int]
     found: tuple[analysis.Collective, ...]
+    tied: bool = False
 
     @property
     def keys(self) -> list[str]:
@@ -115,9 +116,9 @@ class Function:
     def collectives(self) -> Collectives:
         """Of the one body that holds them, as it is when plans are applied to it."""
         module = self.module()
-        manager.run([Inline(), Untie()], module, lambda _: {}, tf_private.output_count)
+        done = manager.run([Inline(), Untie()], module, lambda _: {}, tf_private.output_count)
         (found,) = [c for body in module.reachable() if (c := collectives(body))]
-        return found
+        return replace(found, tied=done["untie"]["ties"] > 0)
 
 
 class Step:

@@ -6,6 +6,7 @@ which the collectives, whose names are known, give away.
 
 from __future__ import annotations
 
+import bisect
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ class StepTimes:
     messages: (collective, handed over, done), one execution of each.
     span_seconds: from the first op's start to the last one's end.  steps: how many this call held.
     unmatched: fraction of the kernels' time that no op of the body could be found for.
+    alone: the ops that ran while no message was under way.
     """
 
     seconds: Mapping[str, float]
@@ -29,6 +31,7 @@ class StepTimes:
     span_seconds: float
     steps: int
     unmatched: float
+    alone: frozenset[str]
 
 
 def step_times(
@@ -60,18 +63,28 @@ def step_times(
     find = _finder(ops)
     seconds: dict[str, float] = defaultdict(float)
     start: dict[str, float] = {}
+    shared: set[str] = set()
     lost = total = 0.0
-    for (name, a, _), share in zip(mine, _shares([(a, b) for _, a, b in mine], busy, taken), strict=True):
+    for (name, a, b), share in zip(mine, _shares([(a, b) for _, a, b in mine], busy, taken), strict=True):
         op = find(name)
         total += share
         if op is None:
             lost += share
             continue
         seconds[op] += share / steps
+        k = bisect.bisect_left(busy, (b, b))
+        if k and busy[k - 1][1] > a:
+            shared.add(op)
         start[op] = min(start.get(op, a - began), a - began)
     messages = sorted((seen[name], spans[name][0][0] - began, spans[name][0][1] - began) for name in seen)
     return StepTimes(
-        seconds, start, sorted(messages, key=lambda m: m[1:]), finished - began, steps, lost / total if total else 0.0
+        seconds,
+        start,
+        sorted(messages, key=lambda m: m[1:]),
+        finished - began,
+        steps,
+        lost / total if total else 0.0,
+        frozenset(seconds) - shared,
     )
 
 
@@ -144,4 +157,17 @@ def merge(calls: Sequence[StepTimes]) -> StepTimes:
         middle.span_seconds,
         middle.steps,
         max(c.unmatched for c in calls),
+        frozenset.intersection(*(c.alone for c in calls)),
     )
+
+
+def speed(calls: Sequence[StepTimes], merged: StepTimes) -> float:
+    """How much longer than its shortest time an op typically takes (1 or more), told by what no message disturbed."""
+    ratios = []
+    for call in calls:
+        names = (
+            call.alone if sum(call.seconds[n] for n in call.alone) > 0.1 * sum(call.seconds.values()) else call.seconds
+        )
+        shortest = sum(merged.seconds[n] for n in names)
+        ratios.append(sum(call.seconds[n] for n in names) / shortest if shortest else 1.0)
+    return statistics.median(ratios)

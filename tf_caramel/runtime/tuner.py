@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tf_caramel.planner import decide
+from tf_caramel.planner.calibrate import calibrate
 from tf_caramel.planner.plan import Plan
 from tf_caramel.planner.profile import Profile
 from tf_caramel.planner.record import Observed, Record
@@ -26,6 +27,7 @@ log = logging.getLogger("tf_caramel")
 
 ROUNDS, CALLS = 3, 3  # how the arms are judged: in turns, so many calls each; an arm's first ones are not counted
 WARM = 2
+UNTRACED = 3  # calls before the traced ones, to tell what tracing costs
 CHECK_SECONDS = 30.0  # how often the step time and the link are looked at again
 CHECK_BYTES = 2**20
 DRIFT = 0.2
@@ -77,6 +79,8 @@ class Tuner:
     def _improve(self) -> Life:
         """Traces, plans and judges; afterwards the best arm runs."""
         calls = []
+        for _ in range(UNTRACED):
+            calls.append((yield Call(self.step.arm)))
         for _ in range(self.step.config.trace_steps):
             calls.append((yield Call(self.step.arm, traced=True)))
         verdict = self._plan(calls)
@@ -112,7 +116,9 @@ class Tuner:
 
     def _merge_and_plan(self, shown: dict[int, Any]) -> dict[str, Any]:
         try:
-            self.profile, facts = profiling.merge(self.step.key, shown)
+            seen, facts = profiling.merge(self.step.key, shown)
+            running = self.step.plans.get(self.step.arm)
+            self.profile = calibrate(seen, running.bodies[0] if running else None, facts.step_seconds)
             order, batches = decide.parse(self.step.config.plan)
             body = decide.decide(self.profile, order, batches)
         except profiling.CannotMergeError as reason:
@@ -125,7 +131,8 @@ class Tuner:
             self.step.label,
             len(shown),
             self.step.config.plan,
-            traced_step_seconds=facts.step_seconds,
+            traced_step_seconds=facts.traced_step_seconds,
+            trace_cost=max(0.0, facts.traced_step_seconds / facts.step_seconds - 1),
             observed=tuple(Observed(*message) for message in facts.messages),
             unmatched=facts.unmatched,
         )
