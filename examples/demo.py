@@ -51,7 +51,7 @@ def train(console: Console, label: str, flag: str) -> list[dict[str, Any]] | Non
     env = {k: v for k, v in os.environ.items() if not k.startswith("TF_CARAMEL")}
     # A rank's share of the cores, or the ranks' threads steal from each other.
     threads = str(max(1, (os.cpu_count() or 1) // RANKS))
-    env |= {"TF_CARAMEL": flag, "HOROVOD_TIMELINE": "DYNAMIC"}
+    env |= {"TF_CARAMEL": flag, "TF_CARAMEL_CACHE": "off", "HOROVOD_TIMELINE": "DYNAMIC"}
     env |= {"OMP_NUM_THREADS": threads, "TF_NUM_INTRAOP_THREADS": threads}
     began = time.monotonic()
     with log.open("w") as output:

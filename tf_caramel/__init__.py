@@ -23,8 +23,9 @@ _EXPORTS = {
     "DistributedOptimizer": "tf_caramel.optimizer",
     "AgreementError": "tf_caramel.runtime.ranks",
     "callbacks": "tf_caramel.callbacks",
+    "report": "tf_caramel.runtime.reporting",
 }
-__all__ = ["AgreementError", "DistributedOptimizer", "callbacks"]
+__all__ = ["AgreementError", "DistributedOptimizer", "callbacks", "report"]
 
 _NO_HOROVOD = (
     "tf_caramel trains with Horovod, which is not installed here. Run:  caramel build-horovod\n"

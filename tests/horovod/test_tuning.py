@@ -9,6 +9,7 @@ import pytest
 
 from tests import ranks
 from tests.horovod.conftest import KERAS, KERAS_3
+from tf_caramel import see
 from tf_caramel.planner.plan import BodyPlan, Piece, Plan
 from tf_caramel.planner.profile import Profile
 from tf_caramel.planner.record import Record
@@ -62,6 +63,15 @@ def test_a_profile_a_plan_and_a_record_are_kept_by_one_rank(kept):
     assert {arm: len(times) for arm, times in record.arms.items()} == {"measured": 6, "static": 6, "traced": 6}
     assert record.observed
     assert record.unmatched < 0.2
+
+
+def test_the_report_in_the_process_is_that_of_the_folder(folder, kept):
+    cache, (one, other) = kept
+    table = str(see.report(cache))
+    assert one["report"] == table
+    assert "Horovod as it comes" in table
+    assert "least slack" in table
+    assert "ended before that" in other["report"]  # only the rank that plans has the profile
 
 
 def test_a_second_run_begins_with_what_the_first_one_found(folder, kept, untouched):
@@ -155,7 +165,7 @@ def test_functions_traced_for_other_shapes_on_other_ranks_share_the_step(folder)
     ("case", "why"),
     [
         ("other_graph_on_one_rank", "ranks 0 and 1 run different graphs"),
-        ("seeded_random_op", "is a seeded random op whose sequence would begin again"),
+        ("seeded_random_op", "is a seeded random op, whose sequence would begin again"),
         ("own_profiler", "TensorFlow's tracer does not start"),
     ],
 )
@@ -165,6 +175,8 @@ def test_what_cannot_be_measured_is_said_and_training_goes_on(folder, case, why)
     assert one["state"] == other["state"] == plain["state"]
     assert any(why in text for text in one["why"][0]), one["why"]
     assert "measured" not in one["measured"][0]
+    if case == "seeded_random_op":
+        assert one["arms"] == ["traced"]
 
 
 def test_three_ranks_with_op_determinism_repeat_exactly_and_keep_their_first_plan(folder):

@@ -23,13 +23,15 @@ INSTANT = 1e-12  # of the step's work: events closer than this are one instant, 
 @dataclass(frozen=True)
 class Graph:
     """Of each op: seconds, waits (the number of ops it waits for), consumers (who waits for it), transfer_at (the
-    transfer whose collective it is, or -1). By name: place (of an op), number (of a transfer).
+    transfer whose collective it is, or -1), free (it takes time and waits for no transfer: the forward and backward
+    pass). By name: place (of an op), number (of a transfer).
     """
 
     seconds: list[float]
     waits: list[int]
     consumers: list[list[int]]
     transfer_at: list[int]
+    free: list[bool]
     transfers: tuple[Transfer, ...]
     place: dict[str, int]
     number: dict[str, int]
@@ -51,7 +53,7 @@ class Graph:
             named = {self.place[name] for edge in edges for name in edge}
             names = ", ".join(list(self.place)[i] for i in circle if i in named)
             raise InputError(f"plan: edges: ops wait for each other in a circle: {names}")
-        rest = (self.transfer_at, self.transfers, self.place, self.number, self.compute_seconds)
+        rest = (self.transfer_at, self.free, self.transfers, self.place, self.number, self.compute_seconds)
         return Graph(self.seconds, waits, consumers, *rest)
 
 
@@ -108,11 +110,15 @@ def _graph(profile: Profile) -> Graph:
         if op.seconds:
             raise InputError(f"profile: transfer {transfer.name!r}: its op {op.name!r} must be an op of 0 seconds")
         transfer_at[transfer.op] = number
+    held_up = [False] * len(profile.ops)  # it waits for a transfer, directly or not
+    for i, op in enumerate(profile.ops):
+        held_up[i] = any(held_up[j] or transfer_at[j] >= 0 for j in op.inputs)
     return Graph(
         seconds=[op.seconds for op in profile.ops],
         waits=[len(op.inputs) for op in profile.ops],
         consumers=consumers,
         transfer_at=transfer_at,
+        free=[op.seconds > 0 and not held for op, held in zip(profile.ops, held_up, strict=True)],
         transfers=profile.transfers,
         place={op.name: i for i, op in enumerate(profile.ops)},
         number={t.name: i for i, t in enumerate(profile.transfers)},
@@ -147,6 +153,7 @@ class _Group:
     def __init__(self, number: int, graph: Graph, seconds: list[float], streams: int, log: Log | None):
         self.number, self.log = number, log
         self.consumers, self.transfer_at, self.seconds = graph.consumers, graph.transfer_at, seconds
+        self.is_free, self.passes = graph.free, sum(graph.free)  # ops of the forward and backward pass still to be done
         self.waiting = graph.waits.copy()
         self.ready: list[int] = []
         self.running: list[tuple[float, int, int, float]] = []  # (work at its end, op, stream, when it started)
@@ -191,6 +198,7 @@ class _Group:
         while running and running[0][0] <= reached:
             _, op, stream, start = heappop(running)
             heappush(free, stream)
+            self.passes -= self.is_free[op]
             self._finish(op, stream, start, now)
         while ready and free:
             op = heappop(ready)
@@ -301,7 +309,7 @@ class Run:
         """
         bytes_ = self.queue.bytes_[message]
         alone = self.network.seconds(bytes_, self.queue.submitted[message] < self.freed)
-        busy = any(group.running or group.ready for group in self.groups)
+        busy = any(group.passes for group in self.groups)  # updates leave the cores room enough
         self.left = alone + (self.network.busy_start_up_seconds if busy else 0.0)
         self.started = self.now
         wanted = min(1.0, self.network.cpu_seconds(bytes_) / alone) if alone else 0.0

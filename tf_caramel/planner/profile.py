@@ -61,7 +61,7 @@ class Network:
     queued_seconds: takes the place of a for a message that was handed over while another was still travelling.
     cpu_seconds_per_byte, cpu_seconds_per_message: of a rank's own cores, spent meanwhile.
     stretch: how many times longer a message takes at least while the rank computes (1: computing does not slow it).
-    busy_start_up_seconds: what a comes to more if the rank computes as the message starts.
+    busy_start_up_seconds: what is added to a while the forward and backward pass is not over.
     copy_seconds_per_byte: of one copy in memory (cutting a gradient into chunks and joining them).
     ranks: how many took part.  samples: the measured (bytes, seconds).
     """

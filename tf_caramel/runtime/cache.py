@@ -39,12 +39,12 @@ class Cache:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{entry}: {error}") from error
 
-    def save(self, key: str, profile: Profile, plan: Plan | None, record: Record) -> None:
-        """Each file appears whole or not at all. A folder that cannot be written is said once and left."""
+    def save(self, key: str, profile: Profile | None, plan: Plan | None, record: Record) -> None:
+        """Each file appears whole or not at all. A folder that cannot be written is no reason to stop: a warning."""
         entry = self.entry(key)
         if entry is None:
             return
-        texts = {"profile.json": profile.to_json(), "plan.json": plan.to_json() if plan else None}
+        texts = {"profile.json": profile and profile.to_json(), "plan.json": plan and plan.to_json()}
         texts["record.json"] = record.to_json()  # last: whoever finds it finds the others
         try:
             entry.mkdir(parents=True, exist_ok=True)

@@ -157,13 +157,15 @@ class _Job:
         config = self.hook.config
         mine = {
             "signature": signature,
-            "cannot": _cannot_measure(config, module, bodies, sets, len(self.members)),
+            **_obstacles(config, module, bodies, sets, len(self.members)),
             "first": self._first(module, bodies) if hvd.rank() == min(self.members) else None,
         }
         first = self._agree("plan", mine, _judge_plan)
         self.fresh = True
-        plan = Plan.from_json(first["plan"]) if first["plan"] else None
-        arm, cannot = first["arm"], first["cannot"]
+        fixed, unplannable = first["fixed"], first["unplannable"]
+        arm, plan = first["arm"], Plan.from_json(first["plan"]) if first["plan"] else None
+        if first["restarts"]:
+            arm, plan = "traced", None
         self.hook.steps[key] = Step(
             config,
             self.hook.passes,
@@ -173,11 +175,12 @@ class _Job:
             {arm: plan} if plan is not None else {},
             arm,
             first["reference"],
-            first["why"] + [f"nothing is measured: {reason}" for reason in cannot],
+            why := [*first["why"], *first["restarts"], *fixed, *unplannable],
+            plannable=not unplannable,
         )
-        if config.measures and not cannot:
+        if config.measures and not fixed and not first["restarts"]:
             self.hook.steps[key].measure()
-        for reason in [*first["why"], *(cannot if config.measures else [])]:
+        for reason in why:
             log.info("tf_caramel: %s", reason)
 
     def _first(self, module: Module, bodies: list[Collectives]) -> dict[str, Any]:
@@ -223,7 +226,10 @@ class _Job:
             self._agree("applied", {}, judge_failures)
         if self.step is None:
             return False
-        self.step.adopt(concrete, atomic)
+        try:
+            self.step.adopt(concrete, atomic)
+        except Exception as error:
+            self.failed(f"{type(error).__name__}: {error}")
         return atomic is not None
 
     def _agree(self, topic: str, payload: dict[str, Any], judge: ranks.Judge) -> dict[str, Any]:
@@ -243,27 +249,32 @@ class _Job:
                     (folder / f"{label}.pbtxt").write_text(text_format.MessageToString(body.graph))
 
 
-def _cannot_measure(
+def _obstacles(
     config: Config, module: Module, bodies: list[Collectives], sets: set[int], ranks_: int
-) -> list[str]:
-    """Why a measured plan may not replace the first one in this step."""
+) -> dict[str, list[str]]:
+    """unplannable: why no measured plan can be made for this step.  fixed: why nothing may replace its first plan.
+    restarts: why two ways of running it cannot be compared, so that it is left as traced.
+    """
+    found: dict[str, list[str]] = {"unplannable": [], "fixed": [], "restarts": []}
     if not config.measures:
-        return []
-    reasons = []
+        return found
     if len(bodies) > 1:
-        reasons.append(
-            f"the collectives are in {len(bodies)} function bodies ({', '.join(b.body.name for b in bodies)})"
-        )
+        names = ", ".join(b.body.name for b in bodies)
+        found["unplannable"].append(f"no measured plan: the collectives are in {len(bodies)} function bodies ({names})")
     if sets != {0}:
-        reasons.append("the collectives are of a process set")
+        found["unplannable"].append("no measured plan: the collectives are of a process set")
     if ranks_ > 2 and tf_private.deterministic():
-        reasons.append("op determinism is asked for, and another plan sums three or more ranks in another order")
+        found["fixed"].append(
+            "the first plan stays: op determinism is asked for, and another plan sums three or more ranks in another "
+            "order"
+        )
     random = [name for body in module.reachable() for name in restarts(body)]
     if random:
-        reasons.append(
-            f"{random[0]} is a seeded random op whose sequence would begin again when the function is built anew"
+        found["restarts"].append(
+            f"left as traced: {random[0]} is a seeded random op, whose sequence would begin again if the function were "
+            "built anew, so nothing can be compared"
         )
-    return reasons
+    return found
 
 
 def _cache_key(module: Module, bodies: list[Collectives], config: Config, ranks_: int) -> str:
@@ -298,8 +309,10 @@ def _judge_plan(shown: dict[int, Any]) -> dict[str, Any]:
         difference = first_difference(shown[leader]["signature"], shown[rank]["signature"])
         if difference:
             return {"error": f"ranks {leader} and {rank} do not trace the same step. {difference}"}
-    cannot = list(dict.fromkeys(reason for rank in sorted(shown) for reason in shown[rank]["cannot"]))
-    return shown[leader]["first"] | {"cannot": cannot}
+    return shown[leader]["first"] | {
+        name: list(dict.fromkeys(reason for rank in sorted(shown) for reason in shown[rank][name]))
+        for name in ("fixed", "unplannable", "restarts")
+    }
 
 
 def _shape_text(shape: tf.TensorShape) -> str:
@@ -353,6 +366,11 @@ def usable() -> bool:
             text = "tf_caramel: rewriting is off: the self-test fails on TensorFlow %s: %s"
             log.warning(text, tf.__version__, problem)
     return _installed is not None
+
+
+def steps() -> list[Step]:
+    """The steps that this process has rewritten, in the order in which they were traced."""
+    return list(_installed.steps.values()) if _installed is not None else []
 
 
 def uninstall() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +24,6 @@ from graph_passes.pass_base import Plan as BoundPlan
 from graph_passes.untie import Untie
 from tf_caramel.config import Config
 from tf_caramel.planner.plan import Plan, digest
-from tf_caramel.planner.profile import Profile
 from tf_caramel.planner.record import Record
 from tf_caramel.runtime import ranks, tf_private
 from tf_caramel.runtime.cache import Cache
@@ -60,9 +60,10 @@ def collectives(body: Body) -> Collectives | None:
     if not found:
         return None
     named: dict[str, analysis.Collective] = {}
+    copies: Counter[str] = Counter()
     for c in found:
-        copies = sum(1 for other in named.values() if other.key == c.key)
-        named[c.key if not copies else f"{c.key}#{copies + 1}"] = c
+        copies[c.key] += 1
+        named[c.key if copies[c.key] == 1 else f"{c.key}#{copies[c.key]}"] = c
     return Collectives(
         body,
         {name: c.node for name, c in named.items()},
@@ -122,8 +123,9 @@ class Function:
 
 
 class Step:
-    """key: of the step and the set-up.  signature: what its ranks agreed on, as a digest.  cannot: why nothing can be
-    measured here.  plans: arm -> its plan ("traced" has none).  arm: which one runs."""
+    """key: of the step and the set-up.  signature: what its ranks agreed on, as a digest.
+    plans: arm -> its plan ("traced" has none).  arm: which one runs.  plannable: a measured plan can be made for it.
+    """
 
     def __init__(
         self,
@@ -136,7 +138,9 @@ class Step:
         arm: str,
         reference: float | None,
         why: list[str],
+        plannable: bool,
     ) -> None:
+        self.plannable = plannable
         self.config, self.passes, self.key, self.signature, self.members = config, passes, key, signature, members
         self.plans, self.arm = plans, arm
         self.functions: list[Function] = []
@@ -201,10 +205,14 @@ class Step:
                 function.dispatch.arm = function.arms[arm]
         self.plans = {name: plan for name, plan in self.plans.items() if name == arm}
 
-    def save(self, profile: Profile | None, record: Record) -> None:
-        """The leader keeps what was measured; a cache that cannot be written is no reason to stop."""
-        if profile is not None and hvd.rank() == min(self.members):
-            Cache(self.config.cache).save(self.key, profile, self.plans.get(self.arm), record)
+    def save(self) -> None:
+        """One rank keeps what was measured."""
+        if hvd.rank() == min(self.members) and self.tuner.profile is not None:
+            self.write(Cache(self.config.cache))
+
+    def write(self, cache: Cache) -> None:
+        plan = self.plans.get(self.arm) or self.tuner.planned  # what was judged is worth a look, also if it lost
+        cache.save(self.key, self.tuner.profile, plan, replace(self.tuner.record, function=self.label))
 
     # Functions
 

@@ -56,19 +56,25 @@ Life = Generator[Call, Done, None]
 
 @dataclass
 class Tuner:
-    """step: whose life it is.  cannot: why nothing can be measured here, if so.
-    reference: seconds of a call, from an earlier run, that the running plan is held to.
+    """step: whose life it is.  reference: seconds of a call that the running plan is held to; None: not measured yet.
+    profile, record: of the last measuring, on the rank that plans.  planned: the plan it led to.
+    link: seconds of a message of CHECK_BYTES.  patience: longer and longer between checks that lead to measuring again.
     """
 
     step: Step
     reference: float | None = None
     profile: Profile | None = None
+    planned: Plan | None = None
     record: Record = field(default_factory=lambda: Record("", ""))
     link: float | None = None
     patience: float = 1.0
 
     def live(self) -> Life:
         yield Call(self.step.arm)  # TensorFlow builds the function in its first call
+        if not self.step.plannable:
+            yield from self._compare([self.step.arm, "traced"])
+            while True:
+                yield Call(self.step.arm)
         if self.reference is None:
             yield from self._improve()
         while True:
@@ -87,13 +93,19 @@ class Tuner:
         self.record = replace(self.record, why=tuple(verdict["why"]))
         arms = [self.step.arm, *(["traced"] if self.step.arm != "traced" else [])]
         if "plan" in verdict:
-            plan = Plan.from_json(verdict["plan"])
-            if not self.step.runs(plan):
+            self.planned = plan = Plan.from_json(verdict["plan"])
+            if self.step.runs(plan):
+                self._say_not("the measured plan is the one that runs already")
+            else:
                 reason = self.step.add("measured", plan)
                 if reason is None:
                     arms = ["measured", *(arm for arm in arms if arm != "measured")]
                 else:
                     self._say_not(reason)
+        yield from self._compare(arms)
+
+    def _compare(self, arms: list[str]) -> Life:
+        """Runs the arms in turns; the fastest runs from then on."""
         seconds: dict[str, list[float]] = {arm: [] for arm in arms}
         for number in range(ROUNDS):
             for arm in arms:
@@ -106,9 +118,8 @@ class Tuner:
 
     def _plan(self, calls: list[Done]) -> dict[str, Any]:
         """The ranks merge what they traced; one of them plans. {"why": [...]} and, if all is well, "plan"."""
-        network = probe.network()
         try:
-            mine = profiling.observe(self.step, calls, network)
+            mine = profiling.observe(self.step, calls, probe.network())
         except Exception as error:  # the others have to be told, or they would wait
             log.debug("tf_caramel: profiling failed", exc_info=True)
             mine = {"failed": f"{type(error).__name__}: {error}"}
@@ -152,7 +163,7 @@ class Tuner:
             arms={arm: tuple(times) for arm, times in verdict["seconds"].items()},
         )
         self.step.settle(chosen)
-        self.step.save(self.profile, self.record)
+        self.step.save()
 
     def _watch(self) -> Life:
         """Runs the chosen arm until the step time or the link has drifted."""

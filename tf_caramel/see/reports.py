@@ -73,7 +73,7 @@ class Report:
         Path(path).write_text(chrome_trace.to_json(self.entries), encoding="utf-8")
 
 
-def report(folder: Path) -> Report:
+def report(folder: Path | str) -> Report:
     """folder: of one step function, or of such folders. Raises InputError if there is nothing, or it cannot be used."""
     folder = Path(folder)
     if not folder.is_dir():

@@ -6,7 +6,9 @@ STEPS: how many.  Reported: the exact state, each step's arm, why things were no
 import logging
 import os
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 from common import KERAS_3, RANK, data, keras, mlp, put, state, tf, tf_caramel
 
@@ -128,7 +130,11 @@ def drift():
 
 
 globals()[sys.argv[1]]()
-steps = list(hook._installed.steps.values()) if hook._installed else []
+steps = hook.steps()
+if steps:
+    report = tf_caramel.report()
+    put("report", str(report))
+    report.html(Path(os.environ.get("FOLDER", tempfile.gettempdir()), f"report{RANK}.html"))
 put("arms", [step.arm for step in steps])
 put("measured", [sorted(step.tuner.record.arms) for step in steps])
 put("why", [list(step.tuner.record.why) for step in steps])
