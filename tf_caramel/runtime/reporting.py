@@ -25,8 +25,8 @@ def report() -> Report:
     with tempfile.TemporaryDirectory(prefix="caramel-report-") as folder:
         for step in steps:
             kept = Cache(step.config.cache).entry(step.key)
-            if step.tuner.profile is None and kept is not None and (kept / "profile.json").is_file():
-                shutil.copytree(kept, Path(folder, step.key))  # from an earlier run, whose plan this one began with
+            if step.kept and step.tuner.profile is None and kept is not None and (kept / "profile.json").is_file():
+                shutil.copytree(kept, Path(folder, step.key))
             else:
                 step.write(Cache(folder))
         return report_on(folder)

@@ -125,6 +125,7 @@ class Function:
 class Step:
     """key: of the step and the set-up.  signature: what its ranks agreed on, as a digest.
     plans: arm -> its plan ("traced" has none).  arm: which one runs.  plannable: a measured plan can be made for it.
+    kept: it began with what an earlier run had found.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Step:
         why: list[str],
         plannable: bool,
     ) -> None:
-        self.plannable = plannable
+        self.plannable, self.kept = plannable, reference is not None
         self.config, self.passes, self.key, self.signature, self.members = config, passes, key, signature, members
         self.plans, self.arm = plans, arm
         self.functions: list[Function] = []

@@ -291,8 +291,9 @@ def nothing_to_do():
         optimizer.build([variable])
     step = tf.function(lambda: optimizer.apply_gradients([(tf.constant([1.0]), variable)]))
     concrete = step.get_concrete_function()
-    put("step", tf_private.function_name(concrete))
-    defs = tf_private.function_defs(tf_private.function_name(concrete)).values()
+    runs = tf_private.name_of(concrete._inference_function.arm)
+    put("step", runs)
+    defs = tf_private.function_defs(runs).values()
     put("collectives", sum(n.op.startswith("Horovod") for d in defs for n in d.node_def))
 
 
