@@ -26,3 +26,10 @@ def test_the_simulated_step_takes_what_was_measured(planned: bool):
 def test_no_step_time_makes_ops_faster_than_seen_or_slower_than_traced(seconds: float, mean: float):
     profile = replace(resnet_like(), speeds=(1.4, 1.6))
     assert sum(calibrate(profile, None, seconds).speeds) / 2 == pytest.approx(mean, abs=0.001)
+
+
+def test_a_larger_speed_is_believed_if_one_says_so():
+    real = replace(resnet_like(), speeds=(2.0, 2.0))
+    measured = simulate(real, None).step_seconds
+    found = calibrate(replace(real, speeds=(1.1, 1.1)), None, measured, most=4.0)
+    assert simulate(found, None).step_seconds == pytest.approx(measured, rel=0.01)

@@ -12,11 +12,12 @@ from tf_caramel.planner.simulate import simulate
 _ROUNDS = 12
 
 
-def calibrate(profile: Profile, plan: BodyPlan | None, step_seconds: float) -> Profile:
-    """The profile with `speeds` scaled so that the simulated step under `plan` takes `step_seconds`.
+def calibrate(profile: Profile, plan: BodyPlan | None, step_seconds: float, most: float | None = None) -> Profile:
+    """The profile with `speeds` scaled so that the simulated step under `plan` (None: as traced) takes `step_seconds`.
 
-    Ops are known by their shortest times. The speeds that the traced steps showed are the most that is believed, for
-    the tracer itself takes time; that every op always takes its shortest time (the mean speed is 1) is the least.
+    Ops are known by their shortest times; that every op always takes no more (the mean speed is 1) is the least that is
+    believed.  most: the largest mean speed that is; by default the profile's own, which the traced steps showed, and
+    the tracer itself takes time.
     """
     speeds = profile.speeds
     mean = sum(speeds) / len(speeds)
@@ -26,7 +27,7 @@ def calibrate(profile: Profile, plan: BodyPlan | None, step_seconds: float) -> P
     def scaled(speed: float) -> tuple[float, ...]:
         return tuple(s / mean * speed for s in speeds)
 
-    low, high = min(1.0, mean), max(1.0, mean)
+    low, high = min(1.0, mean), max(1.0, most or mean)
     for _ in range(_ROUNDS):
         middle = (low + high) / 2
         if simulate(replace(small, speeds=scaled(middle)), body, detail=False).step_seconds < step_seconds:

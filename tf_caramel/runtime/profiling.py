@@ -27,8 +27,9 @@ class CannotMergeError(Exception):
 
 @dataclass(frozen=True)
 class Facts:
-    """What the record keeps besides the profile. step_seconds: of untraced calls; and of the traced ones."""
+    """What is known besides the profile. steps: in a call.  step_seconds: of untraced calls; and of the traced ones."""
 
+    steps: int
     step_seconds: float
     traced_step_seconds: float
     messages: list[tuple[str, int, float, float]]
@@ -73,6 +74,7 @@ def observe(step: Step, calls: list[Done], network: Network) -> dict[str, Any]:
         "seconds": [round(merged.seconds.get(n, 0.0), 8) for n in names],
         "start": [round(merged.start.get(n, 0.0), 8) for n in names],
         "outside": outside,
+        "steps": seen[0][1].steps,
         "tied": collectives.tied,
         "speed": trace.speed([times for _, times in seen], merged),
         "step_seconds": statistics.median(d.seconds for d in calls if d.trace is None) / seen[0][1].steps,
@@ -126,6 +128,7 @@ def merge(key: str, shown: dict[int, Any]) -> tuple[Profile, Facts]:
     if max(row["unmatched"] for row in rows) > _UNMATCHED:
         why.append(f"{max(row['unmatched'] for row in rows):.0%} of the traced time belongs to no op of the step")
     return replace(profile, tied=lead["tied"]), Facts(
+        lead["steps"],
         statistics.fmean(row["step_seconds"] for row in rows),
         statistics.fmean(row["traced_step_seconds"] for row in rows),
         [(str(n), int(b), float(s), float(d)) for n, b, s, d in lead["messages"]],

@@ -28,6 +28,7 @@ log = logging.getLogger("tf_caramel")
 ROUNDS, CALLS = 3, 3  # how the arms are judged: in turns, so many calls each; an arm's first ones are not counted
 WARM = 2
 UNTRACED = 3  # calls before the traced ones, to tell what tracing costs
+SLOWEST = 4.0  # so many times its shortest time is the most that an op is believed to take
 CHECK_SECONDS = 30.0  # how often the step time and the link are looked at again
 CHECK_BYTES = 2**20
 DRIFT = 0.2
@@ -57,7 +58,7 @@ Life = Generator[Call, Done, None]
 @dataclass
 class Tuner:
     """step: whose life it is.  reference: seconds of a call that the running plan is held to; None: not measured yet.
-    profile, record: of the last measuring, on the rank that plans.  planned: the plan it led to.
+    profile, record: of the last measuring, on the rank that plans.  planned: the plan it led to.  steps: in one call.
     link: seconds of a message of CHECK_BYTES.  patience: longer and longer between checks that lead to measuring again.
     """
 
@@ -65,6 +66,7 @@ class Tuner:
     reference: float | None = None
     profile: Profile | None = None
     planned: Plan | None = None
+    steps: int = 1
     record: Record = field(default_factory=lambda: Record("", ""))
     link: float | None = None
     patience: float = 1.0
@@ -128,6 +130,7 @@ class Tuner:
     def _merge_and_plan(self, shown: dict[int, Any]) -> dict[str, Any]:
         try:
             seen, facts = profiling.merge(self.step.key, shown)
+            self.steps = facts.steps
             running = self.step.plans.get(self.step.arm)
             self.profile = calibrate(seen, running.bodies[0] if running else None, facts.step_seconds)
             order, batches = decide.parse(self.step.config.plan)
@@ -162,6 +165,8 @@ class Tuner:
             chosen=chosen,
             arms={arm: tuple(times) for arm, times in verdict["seconds"].items()},
         )
+        if self.profile is not None:  # now that it is known what a step takes in the long run
+            self.profile = calibrate(self.profile, None, median["traced"] / self.steps, SLOWEST)
         self.step.settle(chosen)
         self.step.save()
 

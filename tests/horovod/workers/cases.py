@@ -291,7 +291,8 @@ def nothing_to_do():
         optimizer.build([variable])
     step = tf.function(lambda: optimizer.apply_gradients([(tf.constant([1.0]), variable)]))
     concrete = step.get_concrete_function()
-    runs = tf_private.name_of(concrete._inference_function.arm)
+    running = concrete._inference_function
+    runs = tf_private.name_of(getattr(running, "arm", running))
     put("step", runs)
     defs = tf_private.function_defs(runs).values()
     put("collectives", sum(n.op.startswith("Horovod") for d in defs for n in d.node_def))
