@@ -51,6 +51,11 @@ def test_time_of_no_op_is_reported():
     assert times([("a", 0.0, 3.0), ("unknown", 4.0, 5.0)]).unmatched == 0.25
 
 
+def test_without_a_prefix_what_is_not_the_step_s_is_left_out():
+    found = times([("a", 0.0, 3.0), ("GatherV2", 3.0001, 5.0)], prefix="")
+    assert (found.seconds, found.unmatched, found.span_seconds) == ({"a": 3.0}, 0.0, 3.0)
+
+
 def test_a_call_of_several_steps_gives_the_time_of_one():
     found = times([("a", 0.0, 1.0), ("a", 10.0, 13.0)], {BATCH: [(2.0, 3.0), (14.0, 15.0)]})
     assert (found.steps, found.seconds, found.messages) == (2, {"a": 2.0}, [(BATCH, 2.0, 3.0)])

@@ -55,12 +55,14 @@ def step_times(
     steps = max(len(spans[name]) for name in seen)
     prefixes = [name[: -len(last)] for name, last in seen.items()]
     prefix = min(prefixes, key=len)  # a collective of the user's own may sit deeper
+    find = _finder(ops)
     mine = [(node[len(prefix) :], a, b) for node, a, b in kernels if node.startswith(prefix)]
+    if not prefix:  # the input pipeline's kernels look the same then: leave out what is not the step's
+        mine = [kernel for kernel in mine if find(kernel[0]) is not None]
     if not mine:
         return None
     began, finished = min(a for _, a, _ in mine), max(b for _, _, b in mine)
     busy = _busy(sorted(span for name in seen for span in spans[name]))
-    find = _finder(ops)
     seconds: dict[str, float] = defaultdict(float)
     start: dict[str, float] = {}
     shared: set[str] = set()
