@@ -18,6 +18,8 @@ from typing import Any
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
+from examples.benchmarks.hosts import rank_environment
+
 ROOT = Path(__file__).parents[1]
 WORKERS = Path(__file__).parent / "horovod" / "workers"
 MARK = "REPORT "
@@ -64,18 +66,7 @@ def start(
         for slot in assignments:
             own = {k: v for k, v in os.environ.items() if not k.startswith(("TF_CARAMEL", "HOROVOD_"))}
             own |= {
-                "HOROVOD_RANK": str(slot.rank),
-                "HOROVOD_SIZE": str(slot.size),
-                "HOROVOD_LOCAL_RANK": str(slot.local_rank),
-                "HOROVOD_LOCAL_SIZE": str(slot.local_size),
-                "HOROVOD_CROSS_RANK": str(slot.cross_rank),
-                "HOROVOD_CROSS_SIZE": str(slot.cross_size),
-                "HOROVOD_HOSTNAME": slot.hostname,
-                "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-                "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-                "HOROVOD_CONTROLLER": "gloo",
-                "HOROVOD_CPU_OPERATIONS": "gloo",
-                "HOROVOD_GLOO_IFACE": "lo",
+                **rank_environment(slot, "127.0.0.1", port, "lo"),
                 "PYTHONPATH": str(ROOT),
                 "TF_CPP_MIN_LOG_LEVEL": "3",
                 "OMP_NUM_THREADS": "1",

@@ -33,11 +33,7 @@ class Compare(tuner.Tuner):
 
     def live(self) -> tuner.Life:
         yield tuner.Call(self.step.arm)
-        calls = []
-        for _ in range(tuner.UNTRACED):
-            calls.append((yield tuner.Call(self.step.arm)))
-        for _ in range(self.step.config.trace_steps):
-            calls.append((yield tuner.Call(self.step.arm, traced=True)))
+        calls = yield from self.trace()
         network = probe.network()
         verdict = self.step.agree("profile", profiling.observe(self.step, calls, network), self._all_plans)
         plans = {name: Plan.from_json(text) for name, text in verdict["plans"].items()}

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PREFIX = "caramel-"
 SUBNET = "10.77.0"
@@ -129,6 +130,24 @@ def run_ranks(
     return [int(code) if code != "None" else None for code in codes]
 
 
+def rank_environment(slot: Any, address: str, port: int, interface: str) -> dict[str, str]:
+    """What Horovod's Gloo launcher tells a rank. slot: its place among the ranks.  address, port: of the rendezvous."""
+    return {
+        "HOROVOD_RANK": str(slot.rank),
+        "HOROVOD_SIZE": str(slot.size),
+        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
+        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+        "HOROVOD_HOSTNAME": slot.hostname,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_IFACE": interface,
+    }
+
+
 def _launch(limit_seconds: float, logs: Path, names: Sequence[str], command: Sequence[str]) -> None:
     """On host 0: the rendezvous, and a rank on every host."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
@@ -143,20 +162,7 @@ def _launch(limit_seconds: float, logs: Path, names: Sequence[str], command: Seq
     began = time.monotonic()
     try:
         for slot in slots:
-            env = os.environ | {
-                "HOROVOD_RANK": str(slot.rank),
-                "HOROVOD_SIZE": str(slot.size),
-                "HOROVOD_LOCAL_RANK": str(slot.local_rank),
-                "HOROVOD_LOCAL_SIZE": str(slot.local_size),
-                "HOROVOD_CROSS_RANK": str(slot.cross_rank),
-                "HOROVOD_CROSS_SIZE": str(slot.cross_size),
-                "HOROVOD_HOSTNAME": slot.hostname,
-                "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts.addresses[0],
-                "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-                "HOROVOD_CONTROLLER": "gloo",
-                "HOROVOD_CPU_OPERATIONS": "gloo",
-                "HOROVOD_GLOO_IFACE": "eth0",
-            }
+            env = os.environ | rank_environment(slot, hosts.addresses[0], port, "eth0")
             log = (logs / f"rank{slot.rank}.log").open("w")
             ranks.append(subprocess.Popen(hosts.command(slot.rank, command), env=env, stdout=log, stderr=log))
         codes: list[int | None] = []

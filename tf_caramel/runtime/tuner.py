@@ -86,12 +86,7 @@ class Tuner:
 
     def _improve(self) -> Life:
         """Traces, plans and judges; afterwards the best arm runs."""
-        calls = []
-        for _ in range(UNTRACED):
-            calls.append((yield Call(self.step.arm)))
-        for _ in range(self.step.config.trace_steps):
-            calls.append((yield Call(self.step.arm, traced=True)))
-        verdict = self._plan(calls)
+        verdict = self._plan((yield from self.trace()))
         self.record = replace(self.record, why=tuple(verdict["why"]))
         arms = [self.step.arm, *(["traced"] if self.step.arm != "traced" else [])]
         if "plan" in verdict:
@@ -106,15 +101,23 @@ class Tuner:
                     self._say_not(reason)
         yield from self._compare(arms)
 
+    def trace(self) -> Generator[Call, Done, list[Done]]:
+        """Some calls untraced, then some traced: how each went."""
+        calls = []
+        for traced in [False] * UNTRACED + [True] * self.step.config.trace_steps:
+            calls.append((yield Call(self.step.arm, traced)))
+        return calls
+
     def _compare(self, arms: list[str]) -> Life:
         """Runs the arms in turns; the fastest runs from then on."""
         seconds: dict[str, list[float]] = {arm: [] for arm in arms}
         for number in range(ROUNDS):
+            warm = 0 if number else WARM
             for arm in arms:
-                for k in range(CALLS + (WARM if not number else 0)):
+                for k in range(warm + CALLS):
                     done = yield Call(arm)
                     # What ran before left its marks (caches, the other arm's last message): the first is not counted.
-                    if k > (WARM if not number else 0):
+                    if k > warm:
                         seconds[arm].append(done.seconds)
         self._judge(seconds)
 
