@@ -147,7 +147,7 @@ class GraphView:
         node.input.extend([x for x in items if not x.startswith("^")])
         node.input.extend(sorted({x for x in items if x.startswith("^")}))
         self.nodes[name] = node
-        self._forget()
+        self.forget()
         return node
 
     def add_control_input(self, name: str, source: str) -> bool:
@@ -156,7 +156,7 @@ class GraphView:
         if any(split(x)[0] == source for x in node.input):
             return False
         node.input.append(edge)
-        self._forget()
+        self.forget()
         return True
 
     def replace(self, tensors: Mapping[tuple[str, int], str], gone: Mapping[str, str]) -> None:
@@ -190,9 +190,9 @@ class GraphView:
         for i in reversed([i for i, node in enumerate(body.graph.node) if node.name in gone]):
             del body.graph.node[i]
         self.nodes = {node.name: node for node in body.graph.node}
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         for name in ("producers", "consumers", "order"):
             self.__dict__.pop(name, None)
 

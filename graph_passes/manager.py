@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from graph_passes.chunk import Chunk
+from graph_passes.defer import Defer
 from graph_passes.graph import GraphError, Module, verify
 from graph_passes.inline import Inline
 from graph_passes.order import Order
@@ -28,8 +29,9 @@ PASSES: dict[str, Any] = {
     "regroup": Regroup,
     "order": Order,
     "schedule": Schedule,
+    "defer": Defer,
 }
-DEFAULT = "inline,untie,chunk,regroup(cap=8MB),order(window=1),schedule"
+DEFAULT = "inline,untie,chunk,regroup(cap=8MB),order(window=1),schedule,defer"
 _UNITS = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 IFS = frozenset({"If", "StatelessIf"})
+WHILES = frozenset({"While", "StatelessWhile"})
 LOOP_BACK_EDGES = frozenset({"NextIteration", "RefNextIteration"})
 PASS_THROUGH = frozenset({"Identity", "Cast", "Reshape", "StopGradient"})
 
 READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
+READS_ONLY = READS | {"VariableShape", "VarIsInitializedOp"}  # what touches a variable and leaves it as it is
 # Legacy random ops: the kernel keeps the state, and a function that is built anew has new kernels.
 RANDOM = frozenset(
     {
@@ -18,6 +20,13 @@ RANDOM = frozenset(
         "RandomGamma", "RandomPoissonV2", "RandomShuffle", "Multinomial",
     }
 )  # fmt: skip
+# What must run where and when it was traced: it has effects or sources that a graph does not show.
+IMMOVABLE = RANDOM | {
+    "EagerPyFunc", "PyFunc", "PyFuncStateless", "PrintV2", "Print", "IteratorGetNext", "IteratorGetNextSync",
+    "IteratorGetNextAsOptional", "StatefulUniform", "StatefulStandardNormalV2", "StatefulTruncatedNormal",
+    "StatefulUniformInt", "StatefulUniformFullInt", "RngReadAndSkip", "RngSkip", "Switch", "RefSwitch", "Merge",
+    "Enter", "Exit", "NextIteration", "LoopCond",
+}  # fmt: skip
 # Ops that may be made to wait for others: TensorFlow's remapper and oneDNN's layout pass leave a node with control
 # edges alone, so that an edge into a fusable op loses the fusion; these are fused with nothing on CPU (test_gates.py).
 GATES = frozenset(
@@ -34,6 +43,7 @@ GATES_UNLESS_READ_BY = {
 
 ALLREDUCE = "HorovodAllreduce"
 GROUPED_ALLREDUCE = "HorovodGroupedAllreduce"
+GROUPED = frozenset({GROUPED_ALLREDUCE, "HorovodGroupedAllgather", "HorovodGroupedReducescatter"})
 # Collectives the passes name and order. The rest of Horovod's ops (broadcast, join, ...) are left where they are.
 COLLECTIVES = frozenset(
     {
@@ -48,7 +58,81 @@ COLLECTIVES = frozenset(
 # What must be equal for gradients to share one message (besides the dtype and the device).
 MESSAGE_ATTRS = ("reduce_op", "prescale_factor", "postscale_factor", "process_set_id")
 
-DT_INT32 = 3
+DT_INT32, DT_BOOL = 3, 10
+# Ops whose results an optimizer may take from the step, by the attribute that holds their dtype.
+BOOLEAN = frozenset(
+    {
+        "Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "LogicalAnd", "LogicalOr", "LogicalNot",
+        "IsFinite", "IsNan", "IsInf", "All", "Any",
+    }
+)  # fmt: skip
+OUTPUT_DTYPE = dict.fromkeys(
+    (
+        "Identity",
+        "Add",
+        "AddV2",
+        "AddN",
+        "Sub",
+        "Mul",
+        "MulNoNan",
+        "RealDiv",
+        "Div",
+        "DivNoNan",
+        "FloorDiv",
+        "FloorMod",
+        "Mod",
+        "Pow",
+        "Sqrt",
+        "Rsqrt",
+        "Square",
+        "SquaredDifference",
+        "Exp",
+        "Log",
+        "Log1p",
+        "Abs",
+        "Neg",
+        "Sign",
+        "Reciprocal",
+        "Minimum",
+        "Maximum",
+        "Sum",
+        "Mean",
+        "Max",
+        "Min",
+        "Prod",
+        "L2Loss",
+        "Select",
+        "SelectV2",
+        "Reshape",
+        "Squeeze",
+        "ExpandDims",
+        "BroadcastTo",
+        "Tile",
+        "Fill",
+        "Pack",
+        "ConcatV2",
+        "Slice",
+        "StridedSlice",
+        "ZerosLike",
+        "OnesLike",
+        "StopGradient",
+        "Cos",
+        "Sin",
+        "Tanh",
+        "Sigmoid",
+        "Round",
+        "Floor",
+        "Ceil",
+        "MatMul",
+        "Transpose",
+        "ClipByValue",
+        "HorovodAllreduce",
+        "HorovodGroupedAllreduce",
+    ),
+    "T",
+) | {"Cast": "DstT", "ReadVariableOp": "dtype", "Placeholder": "dtype", "GatherV2": "Tparams", "Range": "Tidx"}
+OUTPUT_DTYPE |= dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase", *sorted(CALLS)), "Tout")
+DT_RESOURCE = 20
 # Bytes of one element, by the number of tensorflow.DataType.
 DTYPE_BYTES = {1: 4, 2: 8, 3: 4, 4: 1, 5: 2, 6: 1, 9: 8, 10: 1, 14: 2, 17: 2, 19: 2, 22: 4, 23: 8}
 DTYPE_NAMES = {
@@ -72,6 +156,22 @@ def is_update(node: Any) -> bool:
     return op.startswith(("ResourceApply", "ResourceSparseApply", "ResourceScatter")) or (
         op.startswith("Assign") and op.endswith("VariableOp")
     )
+
+
+def is_call(node: Any) -> bool:
+    """Does it run other functions?"""
+    return next(function_refs(node), None) is not None
+
+
+def output_dtype(node: Any) -> int | None:
+    """The number of the dtype of an op's only or first output; None where this table does not tell."""
+    if node.op in BOOLEAN:
+        return DT_BOOL
+    key = OUTPUT_DTYPE.get(node.op)
+    if key is None or key not in node.attr:
+        return None
+    attr = node.attr[key]
+    return int(attr.list.type[0] if attr.WhichOneof("value") == "list" else attr.type)
 
 
 def is_xla(attrs: Any) -> bool:

@@ -24,12 +24,16 @@ class BodyPlan:
     batches: in the order in which they are to be submitted; a member is a collective or one of its chunks.
     window: how many batches may be under way at once; 0: no edges between them.
     edges: (node, node that is to wait for it).  chunks: collective -> how many slices it is cut into.
+    deferred: so many batches, the first ones, belong to the next step's forward pass.  phase: which of the functions is
+    to be made then (`defer`); "whole": none is deferred.
     """
 
     batches: Sequence[Batch]
     window: int = 1
     edges: Sequence[tuple[str, str]] = ()
     chunks: Mapping[str, int] = field(default_factory=dict)
+    deferred: int = 0
+    phase: str = "whole"
 
 
 Plan = Mapping[str, BodyPlan]  # body name -> what to do with it

@@ -15,7 +15,7 @@ def refused(name: str, value: str) -> str:
 
 
 def test_without_variables_everything_has_its_default():
-    pipeline = "inline,untie,chunk,regroup(cap=8MB),order(window=1),schedule"
+    pipeline = "inline,untie,chunk,regroup(cap=8MB),order(window=1),schedule,defer"
     assert load({"PATH": "/bin"}) == Config(False, pipeline, "caramel,adaptive", 5, None, None, 25.0)
 
 
@@ -40,7 +40,7 @@ def test_an_unknown_variable_is_refused_with_the_nearest_known_one():
 
 
 def test_an_unknown_variable_unlike_any_is_refused_with_all_known_ones():
-    names = ("", "_PIPELINE", "_PLAN", "_TRACE_STEPS", "_CACHE", "_DUMP", "_TIMEOUT")
+    names = ("", "_PIPELINE", "_PLAN", "_TRACE_STEPS", "_CACHE", "_DUMP", "_TIMEOUT", "_DEFER")
     known = ", ".join(f"TF_CARAMEL{name}" for name in names)
     assert refused("TF_CARAMEL_ZZZZZZZZZZZZZZZZZZZZZZZZZZ", "1").endswith(f"known are {known}")
 
@@ -58,7 +58,7 @@ def test_an_empty_pipeline_is_the_default():
 
 
 def test_a_bad_pipeline_is_refused_with_the_manager_s_reason():
-    reason = "no pass is called 'sort'; there are inline, untie, chunk, regroup, order, schedule"
+    reason = "no pass is called 'sort'; there are inline, untie, chunk, regroup, order, schedule, defer"
     assert refused("TF_CARAMEL_PIPELINE", "inline,sort") == f"TF_CARAMEL_PIPELINE='inline,sort': {reason}"
 
 

@@ -20,7 +20,9 @@ _KNOWN = (
     "TF_CARAMEL_CACHE",
     "TF_CARAMEL_DUMP",
     "TF_CARAMEL_TIMEOUT",
+    "TF_CARAMEL_DEFER",
 )
+DEFER = ("auto", "off", "within", "across")
 _ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 
 
@@ -35,6 +37,7 @@ class Config:
     trace_steps: how many calls are traced; 0: nothing is measured (TF_CARAMEL_TRACE_STEPS).
     cache: folder for profiles and plans, or None (TF_CARAMEL_CACHE).
     dump: folder for the graphs before and after each pass, or None (TF_CARAMEL_DUMP).
+    defer: where updates may be deferred into the next step: auto, off, within, across (TF_CARAMEL_DEFER).
     timeout_seconds: how long a rank waits for the others to agree (TF_CARAMEL_TIMEOUT, default 25).
     """
 
@@ -45,6 +48,7 @@ class Config:
     cache: str | None = None
     dump: str | None = None
     timeout_seconds: float = 25.0
+    defer: str = "auto"
 
     @property
     def measures(self) -> bool:
@@ -57,6 +61,7 @@ class Config:
             "TF_CARAMEL_PIPELINE": self.pipeline,
             "TF_CARAMEL_PLAN": self.plan,
             "TF_CARAMEL_TRACE_STEPS": self.trace_steps,
+            "TF_CARAMEL_DEFER": self.defer,
         }
 
 
@@ -96,9 +101,11 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
         seconds = -1.0
     if not 0 < seconds < float("inf"):
         raise ConfigError(f"TF_CARAMEL_TIMEOUT={timeout!r}: use a number of seconds above 0")
-    return Config(
-        flag in _ON, pipeline, plan, int(steps), _cache_folder(env), env.get("TF_CARAMEL_DUMP") or None, seconds
-    )
+    defer = env.get("TF_CARAMEL_DEFER", "").strip().lower() or Config.defer
+    if defer not in DEFER:
+        raise ConfigError(f"TF_CARAMEL_DEFER={env['TF_CARAMEL_DEFER']!r}: use one of {', '.join(DEFER)}")
+    dump = env.get("TF_CARAMEL_DUMP") or None
+    return Config(flag in _ON, pipeline, plan, int(steps), _cache_folder(env), dump, seconds, defer)
 
 
 def _cache_folder(env: Mapping[str, str]) -> str | None:

@@ -11,6 +11,7 @@ import pytest
 
 from graph_passes import manager
 from graph_passes.chunk import Chunk
+from graph_passes.defer import Defer
 from graph_passes.graph import GraphError, Module
 from graph_passes.inline import Inline
 from graph_passes.order import Order
@@ -34,7 +35,7 @@ from tests.graph_passes.graphs import allreduce, batch, body, call, expect, iden
         ("regroup(cap=2GB)", [Regroup(2**31)]),
         ("regroup(cap=100)", [Regroup(100)]),
         ("regroup(cap=100B),order(window=2)", [Regroup(100), Order(2)]),
-        (manager.DEFAULT, [Inline(), Untie(), Chunk(), Regroup(8 * 2**20), Order(1), Schedule()]),
+        (manager.DEFAULT, [Inline(), Untie(), Chunk(), Regroup(8 * 2**20), Order(1), Schedule(), Defer()]),
     ],
 )
 def test_a_text_gives_its_passes(text: str, passes: list[Any]):
@@ -44,8 +45,8 @@ def test_a_text_gives_its_passes(text: str, passes: list[Any]):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("inlines", "no pass is called 'inlines'; there are inline, untie, chunk, regroup, order, schedule"),
-        ("inline,Order", "no pass is called 'Order'; there are inline, untie, chunk, regroup, order, schedule"),
+        ("inlines", "no pass is called 'inlines'; there are inline, untie, chunk, regroup, order, schedule, defer"),
+        ("inline,Order", "no pass is called 'Order'; there are inline, untie, chunk, regroup, order, schedule, defer"),
         ("regroup(size=8MB)", "regroup has no option 'size'; it has cap"),
         ("inline(cap=1)", "inline has no option 'cap'; it has none"),
         ("regroup(8MB)", "regroup has no option '8MB'; it has cap"),
@@ -59,11 +60,11 @@ def test_a_text_gives_its_passes(text: str, passes: list[Any]):
         ("order(window=0)", "order(window=0): a window is at least 1"),
         (
             "order,inline",
-            "order,inline: passes come at most once, in the order inline,untie,chunk,regroup,order,schedule",
+            "order,inline: passes come at most once, in the order inline,untie,chunk,regroup,order,schedule,defer",
         ),
         (
             "order,order",
-            "order,order: passes come at most once, in the order inline,untie,chunk,regroup,order,schedule",
+            "order,order: passes come at most once, in the order inline,untie,chunk,regroup,order,schedule,defer",
         ),
         ("", f"empty: a pipeline looks like {manager.DEFAULT!r}"),
         ("  ", f"empty: a pipeline looks like {manager.DEFAULT!r}"),
@@ -195,4 +196,5 @@ def test_the_default_pipeline_inlines_regroups_and_orders():
         "regroup": {"collectives merged": 2, "batches": 2},
         "order": {"control edges": 1},
         "schedule": {"control edges": 0},
+        "defer": {"pending": 0, "ops moved": 0},
     }

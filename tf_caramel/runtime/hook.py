@@ -100,7 +100,7 @@ class Hook:
                 return None
             statistics = manager.run(self.passes, module, job.decide, tf_private.output_count, job.observe)
             if any(body.changed for body in module.reachable()):
-                atomic = tf_private.build(concrete, module)
+                atomic = job.build(concrete, module)
         except (ranks.AgreementError, _LeaveAsTracedError):
             raise
         except Exception as error:
@@ -128,12 +128,13 @@ class _Job:
         self.hook, self.step_key = hook, step_key
         self.members = ranks.world()
         self.step: Step | None = None
+        self.bodies: list[Collectives] = []
         self.fresh = False  # the ranks settle this plan now, so they also tell each other whether it could be applied
         self.number = hook.functions
         hook.functions += 1
 
     def decide(self, module: Module) -> BoundPlan:
-        bodies = [found for body in module.reachable() if (found := collectives(body))]
+        bodies = self.bodies = [found for body in module.reachable() if (found := collectives(body))]
         if not bodies:
             return {}
         signature = {
@@ -149,6 +150,12 @@ class _Job:
         self.step = self.hook.steps[key]
         plan = self.step.plans.get(self.step.arm)
         return bind(plan, bodies, key) if plan is not None else {}
+
+    def build(self, concrete: Any, module: Module) -> Any:
+        plan = self.step.plans.get(self.step.arm) if self.step is not None else None
+        if self.step is None or plan is None:
+            return tf_private.build(concrete, module)
+        return self.step.finish(concrete, module, plan, self.bodies)
 
     def _settle(
         self, key: str, signature: dict[str, Any], module: Module, bodies: list[Collectives], sets: set[int]

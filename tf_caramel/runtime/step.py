@@ -16,6 +16,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 
 from graph_passes import analysis, chunk, manager, ops
+from graph_passes.defer import WHOLE
 from graph_passes.graph import Body, Module
 from graph_passes.inline import Inline
 from graph_passes.pass_base import Batch
@@ -25,7 +26,7 @@ from graph_passes.untie import Untie
 from tf_caramel.config import Config
 from tf_caramel.planner.plan import Plan, digest
 from tf_caramel.planner.record import Record
-from tf_caramel.runtime import ranks, tf_private
+from tf_caramel.runtime import deferral, fitting, ranks, tf_private
 from tf_caramel.runtime.cache import Cache
 from tf_caramel.runtime.tuner import Call, Done, Tuner
 
@@ -81,7 +82,7 @@ def _kind(c: analysis.Collective) -> str | None:
     return " ".join([c.dtype, *(f"{key}={value:g}" for key, value in c.settings), c.device]).strip()
 
 
-def bind(plan: Plan, bodies: list[Collectives], signature: str) -> BoundPlan:
+def bind(plan: Plan, bodies: list[Collectives], signature: str, phase: str = WHOLE) -> BoundPlan:
     """The plan in names of the nodes of one function. Raises InputError if it does not fit."""
     # The names say "HorovodAllreduce", so that Horovod's elastic handler knows them, and which plan they belong to.
     prefix = f"caramel_{digest([signature, plan.digest])}"
@@ -99,7 +100,7 @@ def bind(plan: Plan, bodies: list[Collectives], signature: str) -> BoundPlan:
                     node = chunk.slice_name(node, piece.part, piece.parts)
                 members.append(node)
             batches.append(Batch(name, tuple(members)))
-        bound[found.body.name] = BoundBody(batches, body.window, body.edges, chunks)
+        bound[found.body.name] = BoundBody(batches, body.window, body.edges, chunks, body.deferred, phase)
     return bound
 
 
@@ -126,6 +127,7 @@ class Step:
     """key: of the step and the set-up.  signature: what its ranks agreed on, as a digest.
     plans: arm -> its plan ("traced" has none).  arm: which one runs.  plannable: a measured plan can be made for it.
     kept: it began with what an earlier run had found.
+    pending: what is deferred.  fallback: the arm that runs where `arm` defers and deferring is not allowed.
     """
 
     def __init__(
@@ -145,6 +147,8 @@ class Step:
         self.config, self.passes, self.key, self.signature, self.members = config, passes, key, signature, members
         self.plans, self.arm = plans, arm
         self.functions: list[Function] = []
+        self.pending = deferral.Pending()
+        self.fallback = "traced"
         self.label = ""
         self.tuner = Tuner(self, reference, record=Record(key, "", len(members), config.plan, arm, why=tuple(why)))
         self.life: Any = None
@@ -227,29 +231,41 @@ class Step:
             if arm not in function.arms:
                 function.arms[arm] = self._build(concrete, function, plan)
         self.functions = [f for f in self.functions if f.concrete() is not None] + [function]
-        if self.life is None:
+        if self.life is None and not self._defers():
             tf_private.swap(concrete, function.arms[self.arm])
         else:
-            function.dispatch = tf_private.dispatch(concrete, function.arms[self.arm], self._around(function))
+            inside = function.arms[self.fallback if self._defers() else self.arm]
+            function.dispatch = tf_private.dispatch(concrete, inside, self._around(function))
+
+    def _defers(self) -> bool:
+        return self.arm in self.plans and any(body.deferred for body in self.plans[self.arm].bodies)
 
     def _build(self, concrete: Any, function: Function, plan: Plan) -> Any:
         module = function.module()
-        manager.run(self.passes, module, lambda m: self._bound(m, plan), tf_private.output_count)
-        return tf_private.build(concrete, module)
+        bodies: list[Collectives] = []
 
-    def _bound(self, module: Module, plan: Plan) -> BoundPlan:
-        return bind(plan, [c for body in module.reachable() if (c := collectives(body))], self.signature)
+        def bound(module: Module) -> BoundPlan:
+            bodies.extend(c for body in module.reachable() if (c := collectives(body)))
+            return bind(plan, bodies, self.signature)
+
+        manager.run(self.passes, module, bound, tf_private.output_count)
+        return self.finish(concrete, module, plan, bodies)
+
+    def finish(self, concrete: Any, module: Module, plan: Plan, bodies: list[Collectives]) -> Any:
+        """What runs in place of `concrete`, of a module to which the plan has been applied."""
+        if any(body.deferred for body in plan.bodies):
+            return deferral.build(concrete, module, lambda phase: bind(plan, bodies, self.signature, phase))
+        return tf_private.build(concrete, module)
 
     def _around(self, function: Function) -> Callable[[Any, tuple[Any, ...]], Any]:
         def around(_: Any, args: tuple[Any, ...]) -> Any:
             call = self.next
             if call is None:
-                return function.arms[self.arm].call_flat(*args)
-            atomic = function.arms[call.arm]
+                return self._run(function, self.arm, args)
             tracing, trace = self._start_tracing() if call.traced else (None, None)
             began = time.perf_counter()
             try:
-                results = atomic.call_flat(*args)
+                results = self._run(function, call.arm, args)
                 seconds = time.perf_counter() - began
             finally:
                 if tracing is not None:
@@ -258,6 +274,19 @@ class Step:
             return results
 
         return around
+
+    def _run(self, function: Function, arm: str, args: tuple[Any, ...]) -> Any:
+        runs = function.arms[arm]
+        if isinstance(runs, deferral.Phases):
+            across = fitting.across(self)
+            if across or (runs.loop and self.config.defer in ("auto", "within")):
+                results = self.pending.run(runs, args)
+                if not across:
+                    self.pending.flush()
+                return results
+            runs = function.arms[self.fallback]
+        self.pending.flush()
+        return runs.call_flat(*args)
 
     @staticmethod
     def _start_tracing() -> tuple[Any, str | None]:

@@ -126,6 +126,7 @@ def _to_function_def(body: Body, name: str) -> Any:
     fdef = function_pb2.FunctionDef()
     fdef.CopyFrom(body.source)  # signature, argument and function attributes stay
     fdef.signature.name = name
+    _fit_signature(fdef, body)
     fdef.attr[MARK].CopyFrom(attr_value_pb2.AttrValue(b=True))
     del fdef.node_def[:]
     fdef.ret.clear()
@@ -158,6 +159,22 @@ def _to_function_def(body: Body, name: str) -> Any:
     for key, node_name in body.control_ret.items():
         fdef.control_ret[key] = node_name
     return fdef
+
+
+def _fit_signature(fdef: Any, body: Body) -> None:
+    """Leaves those arguments and outputs in the signature that the body has."""
+    if [arg.name for arg in fdef.signature.input_arg] != body.args:
+        given = {arg.name: arg for arg in body.source.signature.input_arg}
+        del fdef.signature.input_arg[:]
+        fdef.signature.input_arg.extend(given[name] for name in body.args)
+        fdef.arg_attr.clear()
+        fdef.resource_arg_unique_id.clear()
+        fdef.attr.pop("_input_shapes", None)
+    if [arg.name for arg in fdef.signature.output_arg] != list(body.ret):
+        kept = [arg for arg in body.source.signature.output_arg if arg.name in body.ret]
+        del fdef.signature.output_arg[:]
+        fdef.signature.output_arg.extend(kept)
+    fdef.signature.control_output[:] = list(body.control_ret)
 
 
 class _Owned:
@@ -215,6 +232,29 @@ def build(concrete: Any, module: Module) -> Any:
     made = _in_place_of(traced, renamed[module.root.name], _Rewritten, concrete.graph)
     made.owned = owned
     return made
+
+
+class Flush:
+    """A function of resources alone, registered as long as this lives. body: its arguments are a subset of those that
+    it was made from; positions: which of `concrete`'s captured inputs they are."""
+
+    def __init__(self, concrete: Any, body: Body, positions: list[int]) -> None:
+        name = f"{body.name}_caramel_{next(_unique)}"
+        context.context().add_function_def(_to_function_def(body, name))
+        self._owned, self._name = _Owned(name), name
+        captured = list(concrete.captured_inputs)
+        self._handles = [captured[k] for k in positions]
+
+    def __call__(self) -> None:
+        with tf_ops.init_scope():
+            context.context().call_function(self._name.encode(), self._handles, 0)
+
+
+def captured_position(concrete: Any, module: Module, arg: str) -> int | None:
+    """Which of the captured inputs an argument of the root is; None if it is given by the caller."""
+    before = len(module.root.args) - len(concrete.captured_inputs)
+    k = module.root.args.index(arg) - before
+    return k if k >= 0 else None
 
 
 def dispatch(concrete: Any, arm: Any, around: Callable[[Dispatch, tuple[Any, ...]], Any]) -> Dispatch:

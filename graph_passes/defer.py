@@ -1,0 +1,285 @@
+"""defer: the transfers and updates of a plan's deferred batches run at the head of the next step.
+
+A step function becomes one of three. "start": nothing is pending; the deferred batches' gradients, and what their
+updates take from this step, are kept in pending variables. "middle": first sends and applies what the step before
+kept, each reader of a parameter waiting for its update only, then keeps its own. "flush": the head alone. Each body
+in between that holds the step in a loop starts the loop with its first turn.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from graph_passes import ops
+from graph_passes.deferral import Followers, Needs, Resources, followers, needs
+from graph_passes.graph import Body, GraphError, GraphView, Module, join, split
+from graph_passes.loops import callers, start_in_callers, take, touched_outside
+from graph_passes.pass_base import BodyPlan, PassResult, Plan
+
+WHOLE, START, MIDDLE, FLUSH = "whole", "start", "middle", "flush"
+PENDING = "caramel_pending"
+_JOIN = "caramel_kept"  # runs when everything pending is kept, or everything pending is applied
+_GATES = frozenset({"IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextAsOptional"})
+
+
+@dataclass(frozen=True)
+class Defer:
+    name = "defer"
+    summary = "send and apply the last batches in the next step's forward pass"
+    needs_plan = True
+
+    def run(self, module: Module, plan: Plan | None) -> PassResult:
+        kept = moved = 0
+        for body_name, body_plan in sorted((plan or {}).items()):
+            if body_plan.phase == WHOLE or not body_plan.deferred:
+                continue
+            body = module.bodies[body_name]
+            split_ = _Split(body, body_plan)
+            path = callers(module, body)
+            for handle in sorted({h for one in split_.sets for h in one.written}):
+                other = touched_outside(path, handle)
+                if other is not None:
+                    raise GraphError(f"{body.name}: {handle} is touched outside the step, by {other}")
+            kept, moved = kept + len(split_.pending), moved + len(split_.moved)
+            if body_plan.phase == FLUSH:
+                module.bodies = {body_name: split_.flush()}
+            elif body_plan.phase == MIDDLE:
+                take(body, split_.middle())
+            else:
+                starting, going_on = split_.start(), split_.middle()
+                start_in_callers(module, body, starting, going_on)
+        return PassResult(changed=moved > 0, statistics={"pending": kept, "ops moved": moved})
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """tensor: what is kept.  name: of the pending variable.  dtype: its number."""
+
+    tensor: str
+    name: str
+    dtype: int
+
+
+class _Split:
+    """A body, and what of it moves."""
+
+    def __init__(self, body: Body, plan: BodyPlan) -> None:
+        self.body, self.plan = body, plan
+        view = GraphView(body)
+        self.batches = [b.name if b.name in view.nodes else b.members[0] for b in plan.batches[: plan.deferred]]
+        found = {one.collective: one for one in followers(body, self._collectives(view))}
+        self.sets: list[Followers] = [found[name] for name in self.batches]
+        for one in self.sets:
+            if one.obstacle:
+                raise GraphError(f"{body.name}: {one.collective} cannot be deferred: {one.obstacle}")
+        self.moved = {name for one in self.sets for name in one.moved}
+        self.needs: Needs = needs(view, self.sets)
+        self.pending = self._pending(view)
+        self.gates = self._gates(view)
+
+    @staticmethod
+    def _collectives(view: GraphView) -> list[str]:
+        return [name for name in view.order if ops.is_collective(view.nodes[name])]
+
+    def _pending(self, view: GraphView) -> list[_Pending]:
+        found = []
+        for batch in self.batches:
+            dtype = view.nodes[batch].attr["T"].type
+            for k, tensor in enumerate(view.data_inputs(batch)):
+                found.append(_Pending(join(*split(tensor)), f"{PENDING}/{batch}/{k}", dtype))
+        for k, tensor in enumerate(self.needs.kept):
+            name, index = split(tensor)
+            dtype = ops.output_dtype(view.nodes[name])
+            if dtype is None or (index and view.nodes[name].op not in ops.GROUPED):
+                raise GraphError(f"{self.body.name}: {tensor} ({view.nodes[name].op}) would have to be kept")
+            found.append(_Pending(tensor, f"{PENDING}/{self.batches[0]}/value{k}", dtype))
+        return found
+
+    def _gates(self, view: GraphView) -> list[str]:
+        """What brings the step's data: if that fails, nothing pending may have been touched."""
+        args = [a for a in self.body.args if view.nodes[a].attr["dtype"].type != ops.DT_RESOURCE]
+        return [*args, *(n for n in view.order if view.nodes[n].op in _GATES and n not in self.moved)]
+
+    # The three
+
+    def start(self) -> Body:
+        body = self._copy(lambda name: name not in self.moved)
+        _drop_edges(body, self.moved)
+        view = GraphView(body)
+        self._keep(view, {})
+        return body
+
+    def middle(self) -> Body:
+        body = self._copy(lambda name: True)
+        view = GraphView(body)
+        reads = self._head(view, [f"^{gate}" for gate in self.gates])
+        self._make_readers_wait(view)
+        self._keep(view, reads)
+        return body
+
+    def flush(self) -> Body:
+        """Only the head, which takes those arguments that it needs and returns nothing."""
+        body = self._copy(lambda name: True)
+        view = GraphView(body)
+        self._head(view, [])
+        done = view.add(_JOIN, "NoOp", [f"^{name}" for name in sorted(self.moved)])
+        needed = _ancestors(view, [done.name])
+        kept = [node for node in body.graph.node if node.name in needed]
+        graph = type(body.graph)()
+        graph.CopyFrom(body.graph)
+        del graph.node[:]
+        graph.node.extend(kept)
+        args = [a for a in body.args if a in needed]
+        made = Body(body.name, graph, args, {}, {_JOIN: _JOIN}, changed=True, source=body.source)
+        _drop_edges(made, {node.name for node in body.graph.node} - needed)
+        return made
+
+    def _copy(self, wanted: Any) -> Body:
+        graph = type(self.body.graph)()
+        graph.CopyFrom(self.body.graph)
+        del graph.node[:]
+        graph.node.extend(node for node in self.body.graph.node if wanted(node.name))
+        return replace(
+            self.body, graph=graph, ret=dict(self.body.ret), control_ret=dict(self.body.control_ret), changed=True
+        )
+
+    # The head
+
+    def _head(self, view: GraphView, gates: Sequence[str]) -> dict[str, str]:
+        """Moves the moved nodes off this step: they take what is pending. Returns pending variable -> its read."""
+        reads = {}
+        for one in self.pending:
+            handle = _variable(view, one)
+            node = view.add(f"{one.name}/read", "ReadVariableOp", [handle, *gates])
+            node.attr["dtype"].type = one.dtype
+            reads[one.name] = node.name
+        values = {p.tensor: reads[p.name] for p in self.pending[self._gradients(view) :]}
+        clones = {name: f"{name}/caramel_again" for name in self.needs.cloned}
+        for name in self.needs.cloned:
+            _clone(view, name, clones, values, gates if view.nodes[name].op in ops.READS_ONLY else ())
+        position = 0
+        for k, batch in enumerate(self.batches):
+            count = len(view.data_inputs(batch))
+            inputs = [reads[p.name] for p in self.pending[position : position + count]]
+            self._rewire(view, batch, inputs, clones)
+            if k and self.plan.window > 1 and k < self.plan.window:
+                # What becomes ready together would be submitted in reverse; what is used first goes first.
+                view.add_control_input(batch, self.batches[0])
+            position += count
+        for name in sorted(self.moved - set(self.batches)):
+            inputs = [_redirected(x, values, clones) for x in view.data_inputs(name)]
+            self._rewire(view, name, inputs, clones)
+        return reads
+
+    def _gradients(self, view: GraphView) -> int:
+        return len(self.pending) - len(self.needs.kept)
+
+    def _rewire(self, view: GraphView, name: str, inputs: Sequence[str], clones: dict[str, str]) -> None:
+        controls = [split(x)[0] for x in view.nodes[name].input if x.startswith("^")]
+        stays = [f"^{clones.get(c, c)}" for c in controls if c in self.moved or c in clones]
+        _set_inputs(view, name, [*inputs, *dict.fromkeys(stays)])
+
+    def _make_readers_wait(self, view: GraphView) -> None:
+        resources = Resources(view)
+        heads = self.moved | {f"{name}/caramel_again" for name in self.needs.cloned}
+        for one in self.sets:
+            for handle in sorted(one.written):
+                for name in resources.touching[handle]:
+                    if name not in heads:
+                        for source in one.touched[handle] if resources.writes(name) else one.written[handle]:
+                            view.add_control_input(name, source)
+
+    # The tail
+
+    def _keep(self, view: GraphView, reads: dict[str, str]) -> None:
+        """Keeps what becomes pending, and makes the function wait for it where it waited for the moved nodes."""
+        stores = []
+        for one in self.pending:
+            handle = _variable(view, one)
+            before = [f"^{reads[one.name]}"] if one.name in reads else []
+            node = view.add(f"{one.name}/keep", "AssignVariableOp", [handle, one.tensor, *before])
+            node.attr["dtype"].type = one.dtype
+            node.attr["validate_shape"].b = False
+            stores.append(node.name)
+        targets = [n for n in view.body.control_ret.values() if n in self.moved]
+        present = [n for n in dict.fromkeys(targets) if n in view.nodes]
+        done = view.add(_JOIN, "NoOp", [f"^{n}" for n in (*stores, *present)])
+        if targets:
+            ends = {key: done.name if n in self.moved else n for key, n in view.body.control_ret.items()}
+            view.body.control_ret.update(ends)
+        elif view.body.control_ret:
+            key = min(view.body.control_ret)
+            view.add_control_input(done.name, view.body.control_ret[key])
+            view.body.control_ret[key] = done.name
+        else:
+            raise GraphError(f"{view.body.name}: it waits for nothing when it ends, so nothing can be kept at its end")
+
+
+def _variable(view: GraphView, one: _Pending) -> str:
+    """The handle of a pending variable; its shape is what it is given."""
+    if one.name not in view.nodes:
+        node = view.add(one.name, "VarHandleOp", [])
+        node.attr["dtype"].type = one.dtype
+        node.attr["shape"].shape.unknown_rank = True
+        node.attr["shared_name"].s = one.name.encode()
+        node.attr["container"].s = b""
+    return one.name
+
+
+def _clone(view: GraphView, name: str, clones: dict[str, str], values: dict[str, str], gates: Iterable[str]) -> None:
+    node = view.nodes[name]
+    inputs = [_redirected(x, values, clones) for x in view.data_inputs(name)]
+    made = view.add(clones[name], node.op, [*inputs, *gates], node.device)
+    for key in node.attr:
+        if key != "_class":
+            made.attr[key].CopyFrom(node.attr[key])
+
+
+def _redirected(tensor: str, values: dict[str, str], clones: dict[str, str]) -> str:
+    name, index = split(tensor)
+    kept = values.get(join(name, index))
+    return kept or (join(clones[name], index) if name in clones else tensor)
+
+
+def _set_inputs(view: GraphView, name: str, inputs: Sequence[str]) -> None:
+    node = view.nodes[name]
+    del node.input[:]
+    node.input.extend(inputs)
+    view.forget()
+
+
+def _drop_edges(body: Body, gone: set[str]) -> None:
+    """Nobody waits any more for nodes that are gone."""
+    for node in body.graph.node:
+        if any(split(x)[0] in gone for x in node.input):
+            inputs = [x for x in node.input if split(x)[0] not in gone]
+            del node.input[:]
+            node.input.extend(inputs)
+        if "_class" in node.attr:
+            places = [p for p in node.attr["_class"].list.s if p.decode().removeprefix("loc:@") not in gone]
+            del node.attr["_class"].list.s[:]
+            node.attr["_class"].list.s.extend(places)
+
+
+def _ancestors(view: GraphView, names: Iterable[str]) -> set[str]:
+    found = set(names)
+    waiting = list(found)
+    while waiting:
+        for source in view.producers[waiting.pop()]:
+            if source not in found:
+                found.add(source)
+                waiting.append(source)
+    return found
+
+
+def copied(module: Module) -> Module:
+    """A copy that passes may change; what bodies were made from is shared."""
+    return Module(
+        {
+            name: replace(body, graph=copy.deepcopy(body.graph), ret=dict(body.ret), control_ret=dict(body.control_ret))
+            for name, body in module.bodies.items()
+        }
+    )

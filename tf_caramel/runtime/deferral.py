@@ -1,0 +1,102 @@
+"""Steps whose last updates are still pending: which function runs when, and how what is pending is applied.
+
+All ranks run the same functions at the same calls, so they all flush at the same places. Flushing is a collective.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from graph_passes import defer, loops, manager, ops
+from graph_passes.graph import GraphError, Module
+from graph_passes.pass_base import Plan as BoundPlan
+from tf_caramel.runtime import tf_private
+
+log = logging.getLogger("tf_caramel")
+_numbers = itertools.count()
+_all: weakref.WeakSet[Pending] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class Phases:
+    """What stands for an arm whose plan defers. loop: one call may be several steps.
+
+    start: nothing is pending before it.  middle: applies what is pending first.  flush: only applies.
+    """
+
+    start: Any
+    middle: Any
+    flush: tf_private.Flush
+    loop: bool
+
+
+def build(concrete: Any, module: Module, bound: Callable[[str], BoundPlan]) -> Phases:
+    """From a module to which all other passes have been applied. bound: phase -> the plan for it.
+
+    Raises GraphError if something in it cannot be deferred.
+    """
+    made = {}
+    for phase in (defer.START, defer.MIDDLE, defer.FLUSH):
+        plan, copy = bound(phase), defer.copied(module)
+        manager.run([defer.Defer()], copy, lambda _, plan=plan: plan, tf_private.output_count)  # type: ignore[misc]
+        made[phase] = copy
+    (body_name,) = plan
+    path = loops.callers(module, module.bodies[body_name])
+    positions = []
+    for arg in made[defer.FLUSH].root.args:
+        source = loops.origin(path, arg)
+        position = tf_private.captured_position(concrete, module, source) if source is not None else None
+        if position is None:
+            raise GraphError(f"{body_name}: {arg}, which an update needs, is not a variable of the function")
+        positions.append(position)
+    return Phases(
+        tf_private.build(concrete, made[defer.START]),
+        tf_private.build(concrete, made[defer.MIDDLE]),
+        tf_private.Flush(concrete, made[defer.FLUSH].root, positions),
+        any(caller.node.op in ops.WHILES for caller in path),
+    )
+
+
+class Pending:
+    """What a step has kept and not applied yet."""
+
+    def __init__(self) -> None:
+        self.of: Phases | None = None
+        self.number = next(_numbers)  # ranks make steps in the same order, and flush them in that
+        _all.add(self)
+
+    def run(self, phases: Phases, args: Sequence[Any]) -> Any:
+        """One call of a function whose plan defers; something is pending afterwards."""
+        if self.of is not phases:
+            self.flush()
+        if self.of is not None:
+            return phases.middle.call_flat(*args)
+        results = phases.start.call_flat(*args)
+        self.of = phases
+        return results
+
+    def flush(self) -> bool:
+        """Applies what is pending; False if nothing is."""
+        if self.of is None:
+            return False
+        phases, self.of = self.of, None
+        phases.flush()
+        return True
+
+
+def flush() -> bool:
+    """Applies the updates that are pending in this process. True if there were any.
+
+    A collective: all ranks have to call it at the same place. Afterwards variables are what they would be if nothing
+    had been deferred. With nothing pending it does nothing and is not a collective.
+    """
+    with tf.init_scope():
+        done = [pending.flush() for pending in sorted(_all, key=lambda pending: pending.number)]
+        return any(done)
