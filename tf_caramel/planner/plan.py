@@ -44,11 +44,19 @@ class BodyPlan:
     """batches: messages in the order in which they are submitted.
     window: how many may be under way at once (batch k waits for the completion of batch k-window); 0: no edges at all.
     edges: (op, op that is made to wait for it), names of ops of the body, from the compute order.
+    deferred: so many first batches are those of the step before: they travel at the head of a step, in order of first
+    use, and their updates run there.
     """
 
     batches: tuple[tuple[Piece, ...], ...]
     window: int = 1
     edges: tuple[tuple[str, str], ...] = ()
+    deferred: int = 0
+
+    @property
+    def deferred_transfers(self) -> tuple[str, ...]:
+        """Names of the transfers that are deferred, sorted."""
+        return tuple(sorted({piece.transfer for batch in self.batches[: self.deferred] for piece in batch}))
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,7 @@ class Plan:
     def _data(self) -> dict[str, Any]:
         bodies = [
             {"batches": [list(map(str, b)) for b in body.batches], "window": body.window, "edges": body.edges}
+            | ({"deferred": body.deferred} if body.deferred else {})
             for body in self.bodies
         ]
         return {"format": FORMAT, "origin": self.origin, "bodies": bodies}
@@ -80,8 +89,11 @@ class Plan:
             edges: Any = body.value.get("edges", [])
             if not _lists_of_text(edges) or not all(len(e) == 2 for e in edges):
                 raise body.error("edges", edges, "a list of pairs of ops")
+            deferred: Any = body.value.get("deferred", 0)
+            if type(deferred) is not int or not 0 <= deferred <= len(batches):
+                raise body.error("deferred", deferred, f"a whole number from 0 to {len(batches)}, that of batches")
             pieces = tuple(tuple(Piece.parse(p) for p in batch) for batch in batches)
-            bodies.append(BodyPlan(pieces, body.count("window"), tuple((a, b) for a, b in edges)))
+            bodies.append(BodyPlan(pieces, body.count("window"), tuple((a, b) for a, b in edges), deferred))
         return cls(tuple(bodies), data.text("origin", "static"))
 
     @property
@@ -89,10 +101,16 @@ class Plan:
         return digest(self._data()["bodies"])
 
 
-def check(plan: Plan, kinds: Sequence[Mapping[str, str | None]], source: str = "plan") -> None:
-    """Raises InputError unless the plan fits: every gradient once and whole, alike in each message.
+def check(
+    plan: Plan,
+    kinds: Sequence[Mapping[str, str | None]],
+    source: str = "plan",
+    obstacles: Sequence[Mapping[str, str]] = (),
+) -> None:
+    """Raises InputError unless the plan fits: every gradient once and whole, alike in each message, deferred or not.
 
-    kinds: for each body, transfer -> its kind (None: it travels alone and whole).
+    kinds: for each body, transfer -> its kind (None: it travels alone and whole).  obstacles: for each body,
+    transfer -> why it cannot be deferred.
     """
     if len(plan.bodies) != len(kinds):
         raise InputError(
@@ -118,6 +136,19 @@ def check(plan: Plan, kinds: Sequence[Mapping[str, str | None]], source: str = "
             if [(p.part, p.parts) for p in found] != [(i, len(found)) for i in range(len(found))] or not found:
                 shown = ", ".join(map(str, found)) or "nothing"
                 raise InputError(f"{where}: {name!r} must be sent once and whole, but the plan sends {shown}")
+        _check_deferral(body, obstacles[number] if obstacles else {}, f"{source}: bodies[{number}].deferred")
+
+
+def _check_deferral(body: BodyPlan, obstacles: Mapping[str, str], where: str) -> None:
+    if not 0 <= body.deferred <= len(body.batches):
+        raise InputError(f"{where}: {body.deferred}, but there are {len(body.batches)} batches")
+    deferred = body.deferred_transfers
+    split = {p.transfer for batch in body.batches[body.deferred :] for p in batch}.intersection(deferred)
+    if split:
+        raise InputError(f"{where}: of {min(split)!r} some chunks are deferred and some are not")
+    for name in deferred:
+        if name in obstacles:
+            raise InputError(f"{where}: {name!r} cannot be deferred: {obstacles[name]}")
 
 
 def _lists_of_text(value: Any) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from tf_caramel.planner.batches import Batches, fixed, mgwfbp
+from tf_caramel.planner.batches import Batcher, Batches, fixed, mgwfbp
 from tf_caramel.planner.moves import chunked, neighbours
 from tf_caramel.planner.order import Item, Order, submission
 from tf_caramel.planner.plan import BodyPlan, Piece
@@ -29,19 +29,24 @@ Judgement: TypeAlias = tuple[float, int, int, int]
 class Effort:
     """caps: of the fixed batchings tried (1 byte: every piece alone).  starts: batchings that a search starts from; 0:
     no search, and of the plain ones only the best is tried with every window and nothing is checked on the profile
-    itself. work: ops and transfers that a search may simulate in all (from 60 to 400 simulations).
+    itself. work: ops and transfers that a search may simulate in all (from 60 to 400 simulations).  finals: sets of
+    deferred transfers that are looked into, out of at most so many `splits`.
     """
 
     caps: tuple[int, ...]
     starts: int = 0
     work: int = 0
+    finals: int = 1
 
     def simulations(self, step: Profile) -> int:
         return min(400, max(60, self.work // (len(step.ops) + len(step.transfers))))
 
+    def splits(self, step: Profile) -> int:
+        return min(48, max(16, self.simulations(step) // 6))
+
 
 EFFORTS = {
-    "full": Effort((1, *(k * MB for k in (1, 2, 4, 8, 16, 32, 64, 128))), starts=2, work=160_000),
+    "full": Effort((1, *(k * MB for k in (1, 2, 4, 8, 16, 32, 64, 128))), starts=2, work=160_000, finals=2),
     "quick": Effort((8 * MB, 32 * MB)),
 }
 
@@ -84,7 +89,8 @@ def body_plan(batches: Batches, window: int, edges: tuple[tuple[str, str], ...] 
         sent[piece.transfer] += 1
         return replace(piece, part=sent[piece.transfer] - 1)
 
-    return BodyPlan(tuple(tuple(numbered(item.piece) for item in batch) for batch in batches), window, edges)
+    deferred = sum(batch[0].level < 0 for batch in batches)
+    return BodyPlan(tuple(tuple(numbered(item.piece) for item in batch) for batch in batches), window, edges, deferred)
 
 
 def adaptive(
@@ -139,6 +145,13 @@ def _plain(
     parts = [(level, message) for message in horovod for level in sorted({of[name].level for name in message})]
     parts.sort(key=lambda part: part[0])
     yield tuple(tuple(of[name] for name in message if of[name].level == level) for level, message in parts)
+
+
+def quick_batchers(network: Network) -> list[Batcher]:
+    """Those that say in few simulations what a set of deferred transfers is worth."""
+    start_up = network.start_up_seconds if network.queued_seconds is None else network.queued_seconds
+    queued = replace(network, start_up_seconds=start_up)
+    return [mgwfbp, lambda items, _: mgwfbp(items, queued)] if queued != network else [mgwfbp]
 
 
 def _messages(step: Profile, network: Network) -> list[tuple[str, ...]]:
