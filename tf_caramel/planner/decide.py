@@ -14,11 +14,11 @@ from tf_caramel.planner import search
 from tf_caramel.planner.batches import batcher
 from tf_caramel.planner.compress import compress
 from tf_caramel.planner.defer import deferrable, order_of, retime
-from tf_caramel.planner.order import POLICIES, Order, fifo, submission
+from tf_caramel.planner.order import POLICIES, Order, due, fifo, submission
 from tf_caramel.planner.plan import BodyPlan
 from tf_caramel.planner.profile import InputError, Profile
 from tf_caramel.planner.simulate import simulate
-from tf_caramel.planner.splits import Intervals
+from tf_caramel.planner.splits import Member, Splits
 from tf_caramel.planner.structure import once_a_graph, readiness
 
 STATIC = "static"
@@ -142,7 +142,8 @@ class _Policy:
         small = replace(_compressed(profile, order.edges), network=profile.network)
         allowed = set(deferrable(profile)).intersection(deferrable(small))
         ready = dict(zip((t.name for t in profile.transfers), readiness(profile, order.edges), strict=True))
-        members = sorted((t for t in profile.transfers if t.name in allowed), key=lambda t: (ready[t.name], t.op))
+        dues = due(profile, allowed)
+        members = [Member(t.name, t.bytes_, ready[t.name], dues[t.name]) for t in profile.transfers if t.name in allowed]
         if not members:
             return []
         batchers = [self._batcher] if self._batcher else search.quick_batchers(profile.network)
@@ -153,9 +154,8 @@ class _Policy:
             plans = [search.body_plan(b(items, profile.network), self._windows[-1]) for b in batchers]
             return min(simulate(there, plan, detail=False).step_seconds for plan in plans)
 
-        most = self._effort.splits(small)
-        intervals = Intervals([t.name for t in members], [t.bytes_ for t in members], judge, most)
-        return intervals.best(self._effort.finals)
+        effort = self._effort
+        return Splits(members, profile.network, judge, effort.splits(small)).best(effort.finals(small))
 
 
 @once_a_graph

@@ -143,7 +143,7 @@ def _retimed(profile: Profile, names: Sequence[str]) -> Profile:
 
 
 def _moved(op: Op, to_the_head: bool, inputs: Sequence[int]) -> Op:
-    return replace(op, inputs=tuple(inputs), start=0.0 if to_the_head else op.start)
+    return Op(op.name, op.seconds, tuple(inputs), 0.0 if to_the_head else op.start, op.gate)
 
 
 def _inputs(profile: Profile, owner: Sequence[int], deferred: Iterable[int]) -> list[set[int]]:

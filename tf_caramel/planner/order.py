@@ -7,7 +7,7 @@ it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -90,24 +90,25 @@ POLICIES: Mapping[str, Callable[[Profile], Order]] = {"fifo": fifo, "tic": tic, 
 
 def submission(profile: Profile, order: Order) -> tuple[Item, ...]:
     """The profile's gradients in the order in which they are submitted."""
-    ready, due = readiness(profile, order.edges), _due(profile)
+    ready, dues = readiness(profile, order.edges), due(profile, profile.deferred)
 
     def item(k: int, level: int) -> Item:
         t = profile.transfers[k]
         group = None if t.kind is None else (level, t.kind)
-        return Item(Piece(t.name), t.bytes_, ready[k], group, order.priority[k], level, due.get(t.name, 0.0))
+        return Item(Piece(t.name), t.bytes_, ready[k], group, order.priority[k], level, dues.get(t.name, 0.0))
 
     level = levels(profile)
     items = [item(k, level[t.op]) for k, t in enumerate(profile.transfers)]
     return sequence(items, profile.network)
 
 
-def _due(profile: Profile) -> dict[str, float]:
-    if not profile.deferred:
+def due(profile: Profile, names: Collection[str]) -> dict[str, float]:
+    """Of transfers, when the forward pass comes to their parameters if nothing holds it up, seconds."""
+    if not names:
         return {}
     level, uses = levels(profile), first_uses(profile)
     clock = [0.0, *accumulate(0.0 if level[p] else op.seconds for p, op in enumerate(profile.ops))]
-    return {name: clock[uses[name]] for name in profile.deferred}
+    return {name: clock[uses[name]] for name in names}
 
 
 def sequence(items: Sequence[Item], network: Network) -> tuple[Item, ...]:

@@ -29,24 +29,27 @@ Judgement: TypeAlias = tuple[float, int, int, int]
 class Effort:
     """caps: of the fixed batchings tried (1 byte: every piece alone).  starts: batchings that a search starts from; 0:
     no search, and of the plain ones only the best is tried with every window and nothing is checked on the profile
-    itself. work: ops and transfers that a search may simulate in all (from 60 to 400 simulations).  finals: sets of
-    deferred transfers that are looked into, out of at most so many `splits`.
+    itself. work: ops and transfers that a search may simulate in all (from 60 to 400 simulations).
     """
 
     caps: tuple[int, ...]
     starts: int = 0
     work: int = 0
-    finals: int = 1
 
     def simulations(self, step: Profile) -> int:
         return min(400, max(60, self.work // (len(step.ops) + len(step.transfers))))
 
     def splits(self, step: Profile) -> int:
-        return min(48, max(16, self.simulations(step) // 6))
+        """How many sets of deferred transfers are judged."""
+        return max(24, self.simulations(step) // 3) if self.starts else 12
+
+    def finals(self, step: Profile) -> int:
+        """How many of them are looked into."""
+        return 2 if self.starts and self.simulations(step) > 100 else 1
 
 
 EFFORTS = {
-    "full": Effort((1, *(k * MB for k in (1, 2, 4, 8, 16, 32, 64, 128))), starts=2, work=160_000, finals=2),
+    "full": Effort((1, *(k * MB for k in (1, 2, 4, 8, 16, 32, 64, 128))), starts=2, work=160_000),
     "quick": Effort((8 * MB, 32 * MB)),
 }
 
