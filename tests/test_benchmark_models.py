@@ -211,9 +211,14 @@ def test_gradients_have_the_shapes_of_the_weights_are_finite_and_depend_on_weigh
     assert all(np.isfinite(g).all() for g in before)
     assert all((a.numpy() != b.numpy()).any() for a, b in zip(before, other, strict=True))
     twice = model.get_layer("twice").trainable_weights[0]
-    twice.assign(twice + 0.5)
-    after = step(*map(tf.constant, fed()))
-    assert all((a.numpy() != b.numpy()).any() for a, b in zip(before, after, strict=True))
+    only_last = np.zeros((4, 4), "f4")
+    only_last[-1, -1] = 0.5
+    for change, concerns in ((only_last, "its own gradient"), (0.5, "all gradients")):
+        twice.assign(twice + change)
+        after = step(*map(tf.constant, fed()))
+        changed = [(a.numpy() != b.numpy()).any() for a, b in zip(before, after, strict=True)]
+        own = [w is twice for w in made.trainable_weights]
+        assert changed == (own if concerns == "its own gradient" else [True] * len(own))
 
 
 def test_waits_read_the_weights_and_the_two_gradients_of_a_layer_do_not_wait_for_each_other():

@@ -61,7 +61,7 @@ def bert() -> Any:
 
     The token table is Keras's own Embedding, as in users' models, whose gradient is a `tf.IndexedSlices`: to have it
     all-reduced and not all-gathered, pass `sparse_as_dense=True`, to `hvd.DistributedGradientTape` and to
-    `tf_caramel.DistributedOptimizer` alike.
+    `tf_caramel.DistributedOptimizer` alike. With Keras 3 Horovod's tape wants TensorFlow's variables, `weight.value`.
     """
     tokens = keras.Input((LENGTH,), dtype="int32")
     x = layers.Embedding(TOKENS, WIDTH, name="tokens")(tokens)
