@@ -49,19 +49,22 @@ def observe(step: Step, calls: list[Done], network: Network) -> dict[str, Any]:
     known = set(names)
     handed_over = step.messages()
     average = sum(handed_over.values()) / max(1, len(handed_over))
-    share = network.cpu_seconds(average) / network.seconds(average)
     cores = probe.cores()
-    taken = min(share, cores / (cores + 1)) / cores
-    seen = []
-    for done in calls:
-        if done.function is function and isinstance(done.trace, bytes):
-            kernels, spans = tf_private.events(done.trace)
-            times = trace.step_times(kernels, spans, known, {*handed_over, *collectives.keys}, taken)
-            if times is not None:
-                seen.append((done, times))
-    if not seen:
+    traced = [(d, tf_private.events(d.trace)) for d in calls if d.function is function and isinstance(d.trace, bytes)]
+
+    def times_of(kernels: Any, spans: Any, taken: float) -> trace.StepTimes | None:
+        return trace.step_times(kernels, spans, known, {*handed_over, *collectives.keys}, taken)
+
+    first = next((t for _, (kernels, spans) in traced if (t := times_of(kernels, spans, 0.0))), None)
+    if first is None:
         raise CannotMergeError("the tracer saw none of the collectives")
-    merged = trace.merge([times for _, times in seen])
+    untraced = statistics.median(d.cpu_seconds for d in calls if d.trace is None) / first.steps
+    sending = sum(network.cpu_seconds(bytes_) for bytes_ in handed_over.values())
+    occupied = _occupied(untraced - sending, sum(first.seconds.values()), cores)
+    share = network.cpu_seconds(average) / network.seconds(average)
+    taken = occupied * min(share, cores / (cores + 1)) / cores
+    seen = [(d, times) for d, (kernels, spans) in traced if (times := times_of(kernels, spans, taken)) is not None]
+    merged = trace.merge([times for _, times in seen], occupied)
     outside = statistics.median(max(0.0, d.seconds - t.span_seconds) / t.steps for d, t in seen)
     return {
         "names": names,
@@ -79,6 +82,7 @@ def observe(step: Step, calls: list[Done], network: Network) -> dict[str, Any]:
         "undeferrable": dict(collectives.undeferrable),
         "may_defer": step.may_defer(collectives.looped),
         "speed": trace.speed([times for _, times in seen], merged),
+        "occupied": occupied,
         "step_seconds": statistics.median(d.seconds for d in calls if d.trace is None) / seen[0][1].steps,
         "traced_step_seconds": statistics.median(d.seconds / t.steps for d, t in seen),
         "messages": [[name, handed_over.get(name, 0), start, done] for name, start, done in merged.messages],
@@ -86,6 +90,12 @@ def observe(step: Step, calls: list[Done], network: Network) -> dict[str, Any]:
         "cores": cores,
         "network": vars(network) | {"samples": [list(s) for s in network.samples]},
     }
+
+
+def _occupied(cpu_seconds: float, seconds: float, cores: float) -> float:
+    """Share of the time of computing in which it takes the cores, and not an accelerator that they wait for.
+    cpu_seconds: of a step's computing.  seconds: how long that takes, messages' share of the cores included."""
+    return min(1.0, max(0.0, cpu_seconds / seconds / min(cores, 1.0))) if seconds else 1.0
 
 
 def _kept(collectives: Collectives, flow: Dataflow) -> list[str]:
@@ -120,6 +130,7 @@ def merge(key: str, shown: dict[int, Any]) -> tuple[Profile, Facts]:
     total = sum(op[1] for op in ops)
     speeds = tuple((sum(row["seconds"]) * row["speed"] + row["outside"]) / total if total else 1.0 for row in rows)
     network = probe.merge([_network(row["network"]) for row in rows])
+    network = network.beside(statistics.fmean(row["occupied"] for row in rows))
     cores = min(row["cores"] for row in rows)
     known = set(lead["names"])
     transfers = [

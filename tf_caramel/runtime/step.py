@@ -279,14 +279,14 @@ class Step:
             if call is None:
                 return self._run(function, self.arm, args)[0]
             tracing, trace = self._start_tracing() if call.traced else (None, None)
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.process_time()
             try:
                 results, arm, steady = self._run(function, call.arm, args)
-                seconds = time.perf_counter() - began
+                seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
             finally:
                 if tracing is not None:
                     trace = tracing.stop()
-            self._advance(Done(function, arm, steady, seconds, trace))
+            self._advance(Done(function, arm, steady, seconds, cpu, trace))
             return results
 
         return around

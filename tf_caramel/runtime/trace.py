@@ -148,12 +148,17 @@ def _finder(ops: Collection[str]) -> Callable[[str], str | None]:
     return find
 
 
-def merge(calls: Sequence[StepTimes]) -> StepTimes:
-    """Of several calls: each op's shortest time, its median start; messages and spans of the call in the middle."""
+def merge(calls: Sequence[StepTimes], occupied: float = 1.0) -> StepTimes:
+    """Of several calls: each op's time, its median start; messages and spans of the call in the middle.
+
+    An op's time is its shortest one, as far as the cores compute it: what it takes longer is others' doing. On an
+    accelerator nobody else takes part, and ops that wait in its queue at the same time share it one way in one step and
+    another way in the next, so that only the mean adds up.  occupied: the share of the time in which the cores compute.
+    """
     names = sorted({name for call in calls for name in call.seconds})
     middle = sorted(calls, key=lambda c: c.span_seconds)[len(calls) // 2]
     return StepTimes(
-        {n: min(c.seconds[n] for c in calls if n in c.seconds) for n in names},
+        {n: _time([c.seconds[n] for c in calls if n in c.seconds], occupied) for n in names},
         {n: statistics.median(c.start[n] for c in calls if n in c.start) for n in names},
         middle.messages,
         middle.span_seconds,
@@ -161,6 +166,10 @@ def merge(calls: Sequence[StepTimes]) -> StepTimes:
         max(c.unmatched for c in calls),
         frozenset.intersection(*(c.alone for c in calls)),
     )
+
+
+def _time(seconds: Sequence[float], occupied: float) -> float:
+    return occupied * min(seconds) + (1 - occupied) * statistics.fmean(seconds)
 
 
 def speed(calls: Sequence[StepTimes], merged: StepTimes) -> float:

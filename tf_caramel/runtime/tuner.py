@@ -45,7 +45,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Done:
-    """How it went. arm: what ran.  trace: what the tracer gave, or why it gave nothing.
+    """How it went. arm: what ran.  cpu_seconds: of all threads of this process.
+    trace: what the tracer gave, or why it gave nothing.
     steady: it ran as it does again and again (a first step that defers has nothing to apply).
     """
 
@@ -53,6 +54,7 @@ class Done:
     arm: str
     steady: bool
     seconds: float
+    cpu_seconds: float
     trace: bytes | str | None = None
 
 
