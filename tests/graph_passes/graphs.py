@@ -74,11 +74,13 @@ def batch(name: str, members: str, inputs: str, shape: str = "?", **changes: Any
     return allreduce(name, inputs, shape, ignore_name_scope=True, **{ops.BATCH_ATTR: members.split()}, **changes)
 
 
-def body(name: str, signature: str, *nodes: Any, xla: bool = False) -> Body:
+def body(name: str, signature: str, *nodes: Any, xla: bool = False, resources: str = "") -> Body:
+    """resources: those of the arguments that are variables."""
     left, _, right = signature.partition("->")
     returned = right.split()
     controls = [x[1:].partition("=") for x in returned if x.startswith("^")]
-    arguments = [node(x, "Placeholder", dtype="DT_FLOAT") for x in left.split()]
+    dtypes = {x: "DT_RESOURCE" if x in resources.split() else "DT_FLOAT" for x in left.split()}
+    arguments = [node(x, "Placeholder", dtype=dtypes[x]) for x in left.split()]
     return Body(
         name,
         graph_pb2.GraphDef(node=[*arguments, *nodes]),
