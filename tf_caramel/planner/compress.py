@@ -165,9 +165,7 @@ def _profile(profile: Profile, graph: Graph, awaited: Sequence[int], units: Sequ
     return replace(profile, ops=tuple(ops), transfers=tuple(sorted(transfers, key=lambda t: (t.op, t.name))))
 
 
-def _readers(
-    transfer: Transfer, graph: Graph, awaited: Sequence[int], inside: Mapping[int, int]
-) -> tuple[int, ...]:
+def _readers(transfer: Transfer, graph: Graph, awaited: Sequence[int], inside: Mapping[int, int]) -> tuple[int, ...]:
     """The new ops that read: where a reader was left out, those with what waits for it and for no transfer."""
     seen = list(transfer.readers)
     known = set(seen)

@@ -61,7 +61,9 @@ class _Batching:
                 continue
             key, _, value = option.partition("=")
             if key != "window" or not value.isdecimal() or window is not None:
-                raise InputError(f"batches: {option!r} in {text!r} is not an option: window=<number of messages> or defer")
+                raise InputError(
+                    f"batches: {option!r} in {text!r} is not an option: window=<number of messages> or defer"
+                )
             window = int(value)
         if name != "adaptive":
             batcher(name)
@@ -143,7 +145,9 @@ class _Policy:
         allowed = set(deferrable(profile)).intersection(deferrable(small))
         ready = dict(zip((t.name for t in profile.transfers), readiness(profile, order.edges), strict=True))
         dues = due(profile, allowed)
-        members = [Member(t.name, t.bytes_, ready[t.name], dues[t.name]) for t in profile.transfers if t.name in allowed]
+        members = [
+            Member(t.name, t.bytes_, ready[t.name], dues[t.name]) for t in profile.transfers if t.name in allowed
+        ]
         if not members:
             return []
         batchers = [self._batcher] if self._batcher else search.quick_batchers(profile.network)

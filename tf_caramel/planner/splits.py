@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 from tf_caramel.planner.profile import Network
@@ -129,7 +129,7 @@ class Splits:
             size *= 2
         for parts in (COARSE, 2 * COARSE, 4 * COARSE, FINE):
             cuts = [self._cut(k / parts) for k in range(parts + 1)]
-            for a, b in zip(cuts, cuts[1:], strict=False):
+            for a, b in pairwise(cuts):
                 some = frozenset(range(a, b))
                 if some <= best or not some & best:
                     yield some

@@ -78,9 +78,7 @@ def levels(profile: Profile) -> tuple[int, ...]:
 def first_uses(profile: Profile) -> dict[str, int]:
     """Transfer -> position of the first op of a step that reads its parameter; after the last op if none does."""
     level = levels(profile)
-    return {
-        t.name: min((r for r in t.readers if not level[r]), default=len(profile.ops)) for t in profile.transfers
-    }
+    return {t.name: min((r for r in t.readers if not level[r]), default=len(profile.ops)) for t in profile.transfers}
 
 
 @dataclass(frozen=True)
