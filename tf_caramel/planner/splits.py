@@ -49,7 +49,8 @@ class Splits:
         grid = {(family, k * FINE // COARSE) for family in range(len(families)) for k in range(1, COARSE + 1)}
         grid.add((0, 0))
         self._rate(frozenset(range(len(self._members))))
-        for family, share in sorted(grid, key=lambda g: (g[1] * COARSE // FINE % 2, g)):  # every other one first
+        every_other_first = sorted(grid, key=lambda g: (g[1] * COARSE // FINE % 2, g[1], g[0]))
+        for family, share in every_other_first:
             self._rate(families[family](share))
         self._refine(families)
         self._climb()
