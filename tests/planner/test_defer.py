@@ -16,12 +16,12 @@ from tests.planner.profiles import GIGABIT, layered, resnet_like
 from tf_caramel.planner.compress import compress
 from tf_caramel.planner.decide import WORTH_DEFERRING, decide, parse
 from tf_caramel.planner.defer import deferrable, obstacles, order_of, retime
-from tf_caramel.planner.order import fifo, submission
+from tf_caramel.planner.moves import neighbours
+from tf_caramel.planner.order import Order, fifo, submission
 from tf_caramel.planner.plan import BodyPlan, Piece, Plan, check
 from tf_caramel.planner.profile import InputError, Network, Op, Profile, Transfer
 from tf_caramel.planner.search import body_plan
 from tf_caramel.planner.simulate import simulate
-from tf_caramel.planner.splits import Member, Splits
 from tf_caramel.planner.structure import levels
 
 MB = 2**20
@@ -332,12 +332,23 @@ def test_a_net_like_resnet_comes_close_to_the_bound_of_its_link():
     assert deferring - bound < 0.3 * (plain - bound)
 
 
-def test_the_search_for_sets_judges_as_often_as_it_may_and_no_set_twice():
-    judged: list[tuple[str, ...]] = []
-    members = [Member(f"g{k}", 1 + k % 3, 8.0 - k, float(k)) for k in range(8)]
-    found = Splits(members, SECOND_A_BYTE, lambda names: judged.append(names) or len(judged), 25).best(2)
-    assert len(judged) == len(set(judged)) == 25
-    assert found == [judged[0], judged[1]]
+def test_what_is_deferred_goes_in_order_of_first_use_whatever_the_order_of_the_rest():
+    profile = equal_layers(4, 1.0, 1)
+    there = retime(profile, ["g0", "g1", "g3"])
+    urgent = Order((0, 1, 2, 3))  # of g3, g2, g1, g0
+    items = submission(there, order_of(there, profile, urgent))
+    assert [(item.piece.transfer, item.level, item.due) for item in items] == [
+        ("g0", -1, 0.0), ("g1", -1, 1.0), ("g3", -1, 3.0), ("g2", 0, 0.0)
+    ]  # fmt: skip
+
+
+def test_the_local_search_splits_the_head_of_the_first_batch_only_if_it_is_deferred():
+    there = retime(equal_layers(7, 1.0, 1), [f"g{k}" for k in range(7)])
+    items = submission(there, order_of(there, there, fifo(there)))
+    head = {len(found[0]) for found in neighbours((items[:5], items[5:]))}
+    assert {1, 2, 4} <= head
+    rest = submission(equal_layers(7, 1.0, 1), fifo(there))
+    assert 1 not in {len(found[0]) for found in neighbours((rest[:5], rest[5:]))}
 
 
 # The plan and the profile as data
@@ -361,42 +372,6 @@ def test_chunks_of_a_deferred_gradient_are_joined_before_its_update():
     profile = equal_layers(2, 1.0, 4, replace(SECOND_A_BYTE, copy_seconds_per_byte=0.25))
     outcome = simulate(profile, plan_of("g1[0/2];g1[1/2];g0", 2))
     assert outcome.messages[2].ready == 4 + 1 + 1 + 4  # travel, join, f1, backward
-
-
-PLAN = Plan((plan_of("a;b[0/2];b[1/2] c", 1),))
-KINDS = [{"a": "x", "b": "x", "c": "x"}]
-
-
-def test_a_plan_with_deferral_survives_json_and_one_without_says_nothing_of_it():
-    assert Plan.from_json(PLAN.to_json()) == PLAN
-    without = Plan((replace(PLAN.bodies[0], deferred=0),))
-    assert "deferred" not in without.to_json()
-    assert Plan.from_json(without.to_json()) == without
-    assert without.digest != PLAN.digest
-    check(PLAN, KINDS, obstacles=[{"b": "it is not"}])
-
-
-@pytest.mark.parametrize("deferred", [-1, 4, 1.0, True, "1", None])
-def test_a_number_of_deferred_batches_that_cannot_be_is_an_error(deferred: object):
-    data = json.loads(PLAN.to_json())
-    data["bodies"][0]["deferred"] = deferred
-    with pytest.raises(InputError, match=r"p.json: bodies\[0\].deferred: .* it must be a whole number from 0 to 3"):
-        Plan.from_json(json.dumps(data), "p.json")
-
-
-@pytest.mark.parametrize(
-    ("deferred", "obstacles_", "found"),
-    [
-        (2, {}, "of 'b' some chunks are deferred and some are not"),
-        (1, {"a": "its norm is clipped"}, "'a' cannot be deferred: its norm is clipped"),
-        (4, {}, "4, but there are 3 batches"),
-    ],
-)
-def test_a_plan_that_defers_what_cannot_be_is_refused(deferred: int, obstacles_: dict[str, str], found: str):
-    plan = Plan((replace(PLAN.bodies[0], deferred=deferred),))
-    with pytest.raises(InputError) as error:
-        check(plan, KINDS, "p.json", [obstacles_])
-    assert str(error.value) == f"p.json: bodies[0].deferred: {found}"
 
 
 def test_a_profile_keeps_what_is_deferrable_and_deferred():

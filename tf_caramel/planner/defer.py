@@ -131,14 +131,15 @@ def _retimed(profile: Profile, names: Sequence[str]) -> Profile:
     inputs, uses = _inputs(profile, owner, numbers), first_uses(profile)
     use = [uses[t.name] for t in profile.transfers]
     head = sorted((p for p, k in enumerate(owner) if k >= 0), key=lambda p: (use[owner[p]], p))
-    old = [*head, *(p for p, k in enumerate(owner) if k < 0)]
-    place = {position: k for k, position in enumerate(old)}
+    order = [*head, *(p for p, k in enumerate(owner) if k < 0)]
+    place = {position: k for k, position in enumerate(order)}
 
     def op(k: int, p: int) -> Op:
-        start = k * TICK if k < len(head) else profile.ops[p].start + len(head) * TICK
-        return replace(profile.ops[p], inputs=tuple(sorted(place[i] for i in inputs[p])), start=start)
+        old = profile.ops[p]
+        start = k * TICK if k < len(head) else old.start + len(head) * TICK
+        return Op(old.name, old.seconds, tuple(sorted(place[i] for i in inputs[p])), start, old.gate)
 
-    ops = tuple(op(k, p) for k, p in enumerate(old))
+    ops = tuple(op(k, p) for k, p in enumerate(order))
     transfers = [
         replace(t, op=place[t.op], readers=tuple(sorted(place[r] for r in t.readers if owner[r] < 0)))
         for t in profile.transfers
