@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -212,3 +213,31 @@ def _seconds(what) -> float:
     begun = time.process_time()
     what()
     return time.process_time() - begun
+
+
+def test_plan_and_simulate_defer_what_is_deferrable(capsys, tmp_path):
+    made = chain(20, bytes_=3_000_000)
+    profile = replace(made, transfers=tuple(replace(t, deferrable=True) for t in made.transfers))
+    (tmp_path / "profile.json").write_text(profile.to_json())
+    code, said = call(capsys, "plan", tmp_path / "profile.json", "--defer", "-o", tmp_path / "plan.json")
+    plan = Plan.from_json((tmp_path / "plan.json").read_text())
+    assert (code, plan.origin) == (0, "caramel,adaptive,defer")
+    assert plan.bodies[0].deferred
+    assert "of extra memory" in said
+    policies = "caramel+adaptive,caramel+adaptive+defer"
+    code, said = call(
+        capsys, "simulate", tmp_path / "profile.json", "--policies", policies, "--json", tmp_path / "out.json"
+    )
+    without, deferring = json.loads((tmp_path / "out.json").read_text())["outcomes"]
+    assert deferring["step_seconds"] < without["step_seconds"]
+    assert deferring["deferred_bytes"] > 0
+    assert "deferrable" not in said
+
+
+@pytest.mark.parametrize("words", [("plan", "--defer"), ("simulate", "--policies", "caramel+adaptive+defer")])
+def test_if_nothing_is_known_to_be_deferrable_it_is_said(capsys, profile_file, words):
+    command, *options = words
+    code, said = call(capsys, command, profile_file, *options)
+    assert code == 0
+    assert "no transfer of this profile is known to be deferrable" in said
+    assert "deferrable" not in call(capsys, command, profile_file)[1]

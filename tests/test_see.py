@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from tf_caramel.planner.profile import InputError, Network, Profile
 from tf_caramel.planner.record import Observed, Record
 from tf_caramel.planner.simulate import Span, simulate
 from tf_caramel.see import report
+from tf_caramel.see.chrome_trace import to_json
 from tf_caramel.see.page import html
 from tf_caramel.see.reports import Entry, Report, Step
 from tf_caramel.see.tables import least_slack, network, summary, text, what_ifs
@@ -433,3 +435,42 @@ def test_a_report_writes_its_page_and_its_trace(tmp_path):
     found.chrome(tmp_path / "trace.json")
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+# Deferral
+
+
+def deferring(profile: Profile) -> Plan:
+    return Plan((replace(plan_of(profile, 1).bodies[0], deferred=2),), "fifo,by count")
+
+
+def test_what_is_deferred_is_marked_and_its_memory_is_named():
+    profile = chain(4)
+    step = Step.of(profile, deferring(profile))
+    first = {m.pieces[0] for m in step.after.messages if m.deferred}
+    assert len(first) == 2
+    assert {row[0] for row in least_slack(step).rows if row[0].endswith(" (deferred)")} == {
+        f"{n} (deferred)" for n in first
+    }
+    assert (
+        "2 transfers in 2 messages; their gradients are kept until then, 2.0 MB of extra memory" in summary(step).note
+    )
+    assert "(deferred)" not in text([Entry("step", Step.of(profile, plan_of(profile, 1)))])
+
+
+def test_a_deferred_transfer_is_ready_from_the_start_and_its_readers_wait_for_it():
+    profile = chain(4)
+    step = Step.of(profile, deferring(profile))
+    ready = ready_times(profile, step.after)
+    ends = {s.name: s.end for s in step.after.spans}
+    for message in step.after.messages:
+        (name,) = message.pieces
+        assert ready[name] == message.ready == (0.0 if message.deferred else ends[f"{name}_gradient"])
+
+
+def test_the_page_and_the_trace_mark_what_is_deferred():
+    profile = chain(4)
+    entries = (Entry("step", Step.of(profile, deferring(profile))),)
+    events = json.loads(to_json(entries))["traceEvents"]
+    assert sum("deferred" in event.get("args", {}) for event in events) == 2
+    assert html(entries).count(" (deferred)</th>") == 2 + 2  # least slack, all messages

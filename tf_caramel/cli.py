@@ -14,14 +14,16 @@ from typing import TypeVar
 from rich.console import Console
 
 from tf_caramel import __version__, build_horovod, doctor
-from tf_caramel.planner.decide import decide, parse
+from tf_caramel.planner.decide import asks_for_deferral, decide, parse
+from tf_caramel.planner.defer import deferrable, obstacles
 from tf_caramel.planner.network import COLLECTIVES
 from tf_caramel.planner.plan import Plan
 from tf_caramel.planner.profile import InputError, Profile
 from tf_caramel.planner.search import EFFORTS
-from tf_caramel.planner.what_if import POLICIES, to_data, what_if
+from tf_caramel.planner.what_if import POLICIES, defers, to_data, what_if
 from tf_caramel.see import reports, tables
 
+NONE_DEFERRABLE = "no transfer of this profile is known to be deferrable"
 _Number = TypeVar("_Number", int, float)
 
 
@@ -60,8 +62,11 @@ def _doctor(options: argparse.Namespace, console: Console) -> bool:
 def _plan(options: argparse.Namespace, console: Console) -> bool:
     profile = _profile(options.profile)
     order, batches = parse(f"{options.order},{options.batches}")
+    if options.defer and not asks_for_deferral(batches):
+        batches += ",defer"
     plan = Plan((decide(profile, order, batches, options.effort),), origin=f"{order},{batches}")
     console.print(tables.view(reports.Entry(profile.key, reports.Step.of(profile, plan))), soft_wrap=False)
+    _say_why_not_deferred(profile, asks_for_deferral(batches), console)
     if options.output:
         options.output.write_text(plan.to_json() + "\n")
         console.print(f"The plan is in {options.output}.")
@@ -76,11 +81,20 @@ def _simulate(options: argparse.Namespace, console: Console) -> bool:
     rows = what_if(profile, ranks, options.gbit, options.policies, **setting)
     for grid in tables.what_ifs(profile, rows, options.policies, console.width):
         console.print(tables.to_rich(grid), soft_wrap=False)
+    _say_why_not_deferred(profile, any(map(defers, options.policies)), console)
     if options.json:
         data = to_data(profile, rows, options.policies) | setting
         options.json.write_text(json.dumps(data, indent=1) + "\n")
         console.print(f"The numbers are in {options.json}.")
     return True
+
+
+def _say_why_not_deferred(profile: Profile, asked: bool, console: Console) -> None:
+    if not asked or deferrable(profile):
+        return
+    flagged = [t.name for t in profile.transfers if t.deferrable]
+    why = f"{flagged[0]!r} cannot be: {obstacles(profile)[flagged[0]]}" if flagged else NONE_DEFERRABLE
+    console.print(f"Nothing is deferred: {why}.")
 
 
 def _report(options: argparse.Namespace, console: Console) -> bool:
@@ -119,6 +133,7 @@ def _add_planning(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     plan = commands.add_parser("plan", help="decide on a profile, and say what the plan is worth")
     plan.add_argument("--order", default="caramel", help="fifo, tic, tac or caramel (%(default)s)")
     plan.add_argument("--batches", default="adaptive", help="none, fixed:<bytes>, mgwfbp or adaptive (%(default)s)")
+    plan.add_argument("--defer", action="store_true", help="transfers may travel in the next step's forward pass")
     plan.add_argument("--effort", choices=EFFORTS, default="full", help="of the search (%(default)s)")
     plan.add_argument("-o", "--output", type=Path, metavar="FILE", help="where the plan goes, as JSON")
     plan.set_defaults(run=_plan)
@@ -141,7 +156,7 @@ def _add_planning(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         type=lambda text: [word.strip() for word in text.split(",")],
         default=list(POLICIES),
         metavar="LIST",
-        help=f"of horovod, unfused and <order>+<batches> ({','.join(POLICIES)})",
+        help=f"of horovod, unfused and <order>+<batches>, which may end in +defer ({','.join(POLICIES)})",
     )
     what.add_argument("--effort", choices=EFFORTS, default="quick", help="of each search (%(default)s)")
     what.add_argument("--json", type=Path, metavar="FILE", help="where the numbers go")

@@ -12,10 +12,12 @@ from tf_caramel.planner.decide import decide
 from tf_caramel.planner.simulate import simulate
 
 
-@pytest.mark.parametrize("planned", [True, False])
-def test_the_simulated_step_takes_what_was_measured(planned: bool):
+@pytest.mark.parametrize("batches", ["fixed:8MB", "fixed:8MB,defer", None])
+def test_the_simulated_step_takes_what_was_measured(batches: str | None):
     real = replace(resnet_like(), speeds=(1.25, 1.35))
-    plan = decide(real, "fifo", "fixed:8MB") if planned else None
+    real = replace(real, transfers=tuple(replace(t, deferrable=True) for t in real.transfers))
+    plan = decide(real, "fifo", batches) if batches else None
+    assert bool(plan and plan.deferred) == bool(batches and "defer" in batches)
     measured = simulate(real, plan).step_seconds
     found = calibrate(replace(real, speeds=(1.25 * 1.4, 1.35 * 1.4)), plan, measured)
     assert simulate(found, plan).step_seconds == pytest.approx(measured, rel=0.01)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -132,6 +133,41 @@ def test_a_message_of_several_kinds_or_of_what_travels_alone_is_refused(kinds: d
 def test_a_plan_for_another_number_of_bodies_is_refused():
     with pytest.raises(InputError, match=r"p.json: bodies: 2 of them, but the step has 1 with collectives"):
         check(PLAN, KINDS[:1], "p.json")
+
+
+DEFERRING = Plan((BodyPlan(((A,), (Piece("b", 0, 2),), (Piece("b", 1, 2), Piece("c"))), deferred=1),))
+
+
+def test_a_plan_with_deferral_survives_json_and_one_without_says_nothing_of_it():
+    assert Plan.from_json(DEFERRING.to_json()) == DEFERRING
+    without = Plan((replace(DEFERRING.bodies[0], deferred=0),))
+    assert "deferred" not in without.to_json()
+    assert Plan.from_json(without.to_json()) == without
+    assert without.digest != DEFERRING.digest
+    check(DEFERRING, KINDS[:1], obstacles=[{"b": "it is not"}])
+
+
+@pytest.mark.parametrize("deferred", [-1, 4, 1.0, True, "1", None])
+def test_a_number_of_deferred_batches_that_cannot_be_is_an_error(deferred: object):
+    data = json.loads(DEFERRING.to_json())
+    data["bodies"][0]["deferred"] = deferred
+    with pytest.raises(InputError, match=r"p.json: bodies\[0\].deferred: .* it must be a whole number from 0 to 3"):
+        Plan.from_json(json.dumps(data), "p.json")
+
+
+@pytest.mark.parametrize(
+    ("deferred", "obstacles_", "found"),
+    [
+        (2, {}, "of 'b' some chunks are deferred and some are not"),
+        (1, {"a": "its norm is clipped"}, "'a' cannot be deferred: its norm is clipped"),
+        (4, {}, "4, but there are 3 batches"),
+    ],
+)
+def test_a_plan_that_defers_what_cannot_be_is_refused(deferred: int, obstacles_: dict[str, str], found: str):
+    plan = Plan((replace(DEFERRING.bodies[0], deferred=deferred),))
+    with pytest.raises(InputError) as error:
+        check(plan, KINDS[:1], "p.json", [obstacles_])
+    assert str(error.value) == f"p.json: bodies[0].deferred: {found}"
 
 
 def test_a_digest_is_the_start_of_the_sha256_of_sorted_json():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tf_caramel.planner.compress import compress
+from tf_caramel.planner.defer import retime
 from tf_caramel.planner.plan import BodyPlan
 from tf_caramel.planner.profile import Profile
 from tf_caramel.planner.simulate import simulate
@@ -21,7 +22,8 @@ def calibrate(profile: Profile, plan: BodyPlan | None, step_seconds: float, most
     """
     speeds = profile.speeds
     mean = sum(speeds) / len(speeds)
-    small = compress(profile, plan.edges if plan else ())
+    deferred = plan.deferred_transfers if plan else ()
+    small = compress(retime(profile, deferred), plan.edges if plan else ())
     body = replace(plan, edges=()) if plan else None
 
     def scaled(speed: float) -> tuple[float, ...]:

@@ -142,7 +142,7 @@ class _Policy:
         """The sets of transfers to defer that look best on the compressed step, in few simulations."""
         profile, order = self._profile, self._orders[0]
         small = replace(_compressed(profile, order.edges), network=profile.network)
-        allowed = set(deferrable(profile)).intersection(deferrable(small))
+        allowed = set(deferrable(profile)).intersection(*map(deferrable, [small] if self._batcher else self._steps()))
         ready = dict(zip((t.name for t in profile.transfers), readiness(profile, order.edges), strict=True))
         dues = due(profile, allowed)
         members = [

@@ -16,6 +16,7 @@ from tf_caramel.planner.profile import InputError, Op, Profile
 from tf_caramel.planner.structure import first_uses, once_a_graph
 
 END = 1e-4  # of the step's compute: an op that takes longer does not merely hold the step's end together
+TICK = 1e-9  # seconds between the starts of moved ops
 KEPT = 4  # retimed steps of a profile
 
 _kept: dict[int, tuple[weakref.ref[Profile], dict[tuple[str, ...], Profile]]] = {}
@@ -24,8 +25,8 @@ _kept: dict[int, tuple[weakref.ref[Profile], dict[tuple[str, ...], Profile]]] = 
 def retime(profile: Profile, names: Iterable[str]) -> Profile:
     """The step in which the transfers `names` are deferred; the last ones of a profile are kept while it lives.
 
-    The moved ops come first and start at 0, in order of first use. Raises InputError for a transfer that is not there
-    or cannot be deferred (`obstacles`).
+    The moved ops come first, in order of first use, and start next to 0. Raises InputError for a transfer that is not
+    there or cannot be deferred (`obstacles`).
     """
     wanted = tuple(sorted(set(names)))
     if not wanted:
@@ -130,9 +131,15 @@ def _retimed(profile: Profile, names: Sequence[str]) -> Profile:
     inputs, uses = _inputs(profile, owner, numbers), first_uses(profile)
     use = [uses[t.name] for t in profile.transfers]
     head = sorted((p for p, k in enumerate(owner) if k >= 0), key=lambda p: (use[owner[p]], p))
-    old = [*head, *(p for p, k in enumerate(owner) if k < 0)]
-    place = {position: k for k, position in enumerate(old)}
-    ops = tuple(_moved(profile.ops[p], owner[p] >= 0, sorted(place[i] for i in inputs[p])) for p in old)
+    order = [*head, *(p for p, k in enumerate(owner) if k < 0)]
+    place = {position: k for k, position in enumerate(order)}
+
+    def op(k: int, p: int) -> Op:
+        old = profile.ops[p]
+        start = k * TICK if k < len(head) else old.start + len(head) * TICK
+        return Op(old.name, old.seconds, tuple(sorted(place[i] for i in inputs[p])), start, old.gate)
+
+    ops = tuple(op(k, p) for k, p in enumerate(order))
     transfers = [
         replace(t, op=place[t.op], readers=tuple(sorted(place[r] for r in t.readers if owner[r] < 0)))
         for t in profile.transfers
@@ -140,10 +147,6 @@ def _retimed(profile: Profile, names: Sequence[str]) -> Profile:
     transfers.sort(key=lambda t: (t.op, t.name))
     # As traced all updates may wait for all transfers; in the retimed step they cannot.
     return replace(profile, ops=ops, transfers=tuple(transfers), deferred=tuple(names), tied=False)
-
-
-def _moved(op: Op, to_the_head: bool, inputs: Sequence[int]) -> Op:
-    return Op(op.name, op.seconds, tuple(inputs), 0.0 if to_the_head else op.start, op.gate)
 
 
 def _inputs(profile: Profile, owner: Sequence[int], deferred: Iterable[int]) -> list[set[int]]:

@@ -41,7 +41,7 @@ class Effort:
 
     def splits(self, step: Profile) -> int:
         """How many sets of deferred transfers are judged."""
-        return max(24, self.simulations(step) // 3) if self.starts else 12
+        return max(20, self.simulations(step) // 3) if self.starts else 12
 
     def finals(self, step: Profile) -> int:
         """How many of them are looked into."""

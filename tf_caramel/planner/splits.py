@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 from tf_caramel.planner.profile import Network
@@ -49,7 +49,8 @@ class Splits:
         grid = {(family, k * FINE // COARSE) for family in range(len(families)) for k in range(1, COARSE + 1)}
         grid.add((0, 0))
         self._rate(frozenset(range(len(self._members))))
-        for family, share in sorted(grid, key=lambda g: (g[1] * COARSE // FINE % 2, g)):  # every other one first
+        every_other_first = sorted(grid, key=lambda g: (g[1] * COARSE // FINE % 2, g[1], g[0]))
+        for family, share in every_other_first:
             self._rate(families[family](share))
         self._refine(families)
         self._climb()
@@ -129,7 +130,7 @@ class Splits:
             size *= 2
         for parts in (COARSE, 2 * COARSE, 4 * COARSE, FINE):
             cuts = [self._cut(k / parts) for k in range(parts + 1)]
-            for a, b in zip(cuts, cuts[1:], strict=False):
+            for a, b in pairwise(cuts):
                 some = frozenset(range(a, b))
                 if some <= best or not some & best:
                     yield some

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tf_caramel.planner.decide import STATIC, decide, parse
+from tf_caramel.planner.decide import STATIC, asks_for_deferral, decide, parse
 from tf_caramel.planner.network import at
 from tf_caramel.planner.profile import InputError, Profile
 from tf_caramel.planner.simulate import FUSION_BYTES, Outcome, simulate
@@ -37,7 +37,8 @@ def what_if(
 ) -> list[Row]:
     """A row for each number of ranks and link, as `network.at` understands them.
 
-    policies: horovod, unfused, or <order>+<batches> as in settings, with + for the comma. Each is decided anew for each
+    policies: horovod, unfused, or <order>+<batches> as in settings, with + for the comma ("caramel+adaptive+defer"
+    defers transfers that are known to be deferrable). Each is decided anew for each
     network. Raises InputError for words it does not know and for set-ups that cannot be.
     """
     rows = []
@@ -48,6 +49,12 @@ def what_if(
             there = replace(profile, network=at(profile.network, count, gbit, latency_seconds, collective))
             rows.append(Row(count, gbit, tuple(_outcome(there, policy, effort) for policy in policies)))
     return rows
+
+
+def defers(policy: str) -> bool:
+    """Whether a policy asks for deferral. Raises InputError for words it does not know."""
+    parsed = _parsed(policy)
+    return parsed is not None and asks_for_deferral(parsed[1])
 
 
 def scaling(profile: Profile, outcome: Outcome) -> float:
@@ -68,6 +75,7 @@ def to_data(profile: Profile, rows: Sequence[Row], policies: Sequence[str]) -> d
             "scaling": scaling(profile, outcome),
             "exposed_seconds": outcome.exposed_seconds,
         }
+        | ({"deferred_bytes": outcome.deferred_bytes} if defers(policy) else {})
         for row in rows
         for policy, outcome in zip(policies, row.outcomes, strict=True)
     ]

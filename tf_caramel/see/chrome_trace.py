@@ -63,7 +63,7 @@ def _facts(message: Message, made: dict[str, str]) -> dict[str, Any]:
         "submitted (ms)": round(message.submitted * 1e3, 6),
         "end boundary (ms)": round(message.needed * 1e3, 6),
         "slack (ms)": round(message.slack * 1e3, 6),
-    }
+    } | ({"deferred": True} if message.deferred else {})
 
 
 def _observed(entry: Entry) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from tf_caramel.planner.plan import Piece
 from tf_caramel.planner.record import Record
 from tf_caramel.planner.simulate import Outcome
 from tf_caramel.see.reports import Entry, Step
-from tf_caramel.see.tables import Grid, grids, milliseconds, ratio, remarks, size
+from tf_caramel.see.tables import DEFERRED, Grid, grids, milliseconds, ratio, remarks, size
 from tf_caramel.see.timeline import BACKWARD, FORWARD, UPDATE, blocks, lanes, made_by, phases, without
 
 BLOCKS = 6000  # in all timelines of a page together: what keeps it below 2 MB
@@ -215,7 +215,7 @@ def _messages(label: str, outcome: Outcome) -> str:
     times = [(m.ready, m.submitted, m.start, m.end, m.needed, m.slack) for m in outcome.messages]
     columns = ("message", "members", "bytes", "start boundary", "submitted", "sent", "arrived", "end boundary", "slack")
     rows = tuple(
-        (f"#{k}", ", ".join(m.pieces), size(m.bytes_), *map(milliseconds, seconds))
+        (f"#{k}" + (DEFERRED if m.deferred else ""), ", ".join(m.pieces), size(m.bytes_), *map(milliseconds, seconds))
         for k, (m, seconds) in enumerate(zip(outcome.messages, times, strict=True), 1)
     )
     note = "In the order in which they travel. Times in ms from the beginning of the step."

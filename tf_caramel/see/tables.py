@@ -25,6 +25,7 @@ OTHERS = {
     "deferred": "plan with updates in the next step",
 }
 LEAST = 10
+DEFERRED = " (deferred)"  # after the names of what is deferred
 TAPE = "gradient_tape/"  # before the names of most ops that make gradients
 _NONE = "-"
 
@@ -93,6 +94,13 @@ def summary(step: Step, record: Record | None = None) -> Grid:
     )
     if step.profile.network.cpu_seconds(1):
         note += " Messages take cores from compute as well: a step can be longer with nothing exposed."
+    if step.after.deferred_bytes:
+        messages = [m for m in step.after.messages if m.deferred]
+        count = len({Piece.parse(piece).transfer for m in messages for piece in m.pieces})
+        note += (
+            f" Deferred to the head of the next step, after: {count} transfers in {len(messages)} messages; their "
+            f"gradients are kept until then, {size(step.after.deferred_bytes)} of extra memory."
+        )
     columns = ("", "messages", "bytes", "step ms\nsimulated", "step ms\nmeasured", "exposed\nms", "E")
     return Grid("Step", columns, tuple(rows), note)
 
@@ -109,7 +117,7 @@ def least_slack(step: Step) -> Grid:
     made = made_by(step.profile)
     rows = tuple(
         (
-            t.name,
+            t.name + (DEFERRED if m.deferred else ""),
             made[t.name].removeprefix(TAPE),
             size(t.bytes_),
             *map(milliseconds, (ready[t.name], m.start, m.end, m.needed, m.slack)),

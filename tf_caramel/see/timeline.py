@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tf_caramel.planner.defer import retime
 from tf_caramel.planner.plan import Piece
 from tf_caramel.planner.profile import Profile
 from tf_caramel.planner.simulate import Outcome, Span
@@ -138,7 +139,10 @@ def made_by(profile: Profile) -> dict[str, str]:
 
 
 def ready_times(profile: Profile, outcome: Outcome) -> dict[str, float]:
-    """Transfer -> start boundary, when its own gradient is there, in a step that was simulated with its spans."""
+    """Transfer -> start boundary, when its own gradient is there, in a step that was simulated with its spans; of a
+    deferred one, 0."""
+    pieces = [Piece.parse(piece) for message in outcome.messages if message.deferred for piece in message.pieces]
+    profile = retime(profile, {piece.transfer for piece in pieces})
     ended = {span.name: span.end for span in outcome.spans}
     arrived: dict[str, float] = {}
     for message in outcome.messages:
