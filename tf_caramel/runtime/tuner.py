@@ -130,14 +130,23 @@ class Tuner:
             mine = {"failed": f"{type(error).__name__}: {error}"}
         return self.step.agree("profile", mine, self._merge_and_plan)
 
+    def merged(self, shown: dict[int, Any]) -> profiling.Facts:
+        """Makes the profile of what the ranks showed."""
+        seen, facts = profiling.merge(self.step.key, shown)
+        self.steps = facts.steps
+        running = self.step.plans.get(self.step.arm)
+        self.profile = calibrate(seen, running.bodies[0] if running else None, facts.step_seconds)
+        return facts
+
+    def decided(self, policy: str) -> Plan:
+        """The plan that a policy, written as in TF_CARAMEL_PLAN, makes of the profile."""
+        assert self.profile is not None
+        return Plan((decide.decide(self.profile, *decide.parse(policy)),), policy)
+
     def _merge_and_plan(self, shown: dict[int, Any]) -> dict[str, Any]:
         try:
-            seen, facts = profiling.merge(self.step.key, shown)
-            self.steps = facts.steps
-            running = self.step.plans.get(self.step.arm)
-            self.profile = calibrate(seen, running.bodies[0] if running else None, facts.step_seconds)
-            order, batches = decide.parse(self.step.config.plan)
-            body = decide.decide(self.profile, order, batches)
+            facts = self.merged(shown)
+            plan = self.decided(self.step.config.plan)
         except profiling.CannotMergeError as reason:
             return {"why": [f"no measured plan: {reason}"]}
         except Exception as error:
@@ -153,7 +162,7 @@ class Tuner:
             observed=tuple(Observed(*message) for message in facts.messages),
             unmatched=facts.unmatched,
         )
-        return {"plan": Plan((body,), self.step.config.plan).to_json(), "why": facts.why}
+        return {"plan": plan.to_json(), "why": facts.why}
 
     def _judge(self, seconds: dict[str, list[float]]) -> None:
         verdict = self.step.agree("judged", seconds, _judge)

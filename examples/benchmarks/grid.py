@@ -1,0 +1,177 @@
+"""Which cells a run measures, in which order, and where their results go: after each cell everything is written."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from examples.benchmarks import arms, figures, hosts, measure
+from examples.benchmarks.picture import draw
+from examples.benchmarks.tables import markdown
+
+FORMAT = "tf_caramel benchmark 1"
+BALANCE = "balance"
+BATCH = 16
+
+
+@dataclass(frozen=True)
+class Grid:
+    """mbit: of the links, or BALANCE: where the model's computing and its communication take equally long.
+    accelerator: seconds of computing over seconds of communication, each a cell with an emulated accelerator.
+    """
+
+    models: tuple[str, ...]
+    mbit: tuple[float | str, ...]
+    hosts: tuple[int, ...] = (2,)
+    accelerator: tuple[float, ...] = ()
+    parties: tuple[str, ...] = tuple(arms.PROGRAMS)
+    policies: tuple[str, ...] = arms.POLICIES
+    effort: measure.Effort = field(default_factory=measure.Effort)
+    batch: int = BATCH
+    loopback: bool = False
+
+    def cells(self) -> int:
+        return len(self.models) * len(self.hosts) * len(self.mbit) * (1 + len(self.accelerator))
+
+
+@dataclass
+class Output:
+    """folder: gets results.json, results.md and results.png.  results: what they are made of."""
+
+    folder: Path
+    results: dict[str, Any]
+
+    @classmethod
+    def of(cls, folder: Path, command: str, add: bool) -> Output:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "results.json"
+        if add and file.exists():
+            return cls(folder, json.loads(file.read_text()))
+        return cls(folder, {"format": FORMAT, "command": command, "machine": machine(),
+                            "date": f"{datetime.date.today()}", "cells": {}})  # fmt: skip
+
+    def add(self, cell: dict[str, Any]) -> None:
+        key = " ".join(str(cell[name]) for name in ("model", "hosts", "mbit", "accelerator", "emulated"))
+        self.results["cells"][key] = cell
+        self.write()
+
+    def write(self) -> None:
+        new = self.folder / "results.json.new"
+        new.write_text(json.dumps(self.results))
+        new.replace(self.folder / "results.json")
+        self.render()
+
+    def render(self) -> None:
+        (self.folder / "results.md").write_text(markdown(self.results))
+        draw(self.results, self.folder / "results.png")
+
+
+def machine() -> str:
+    cpu = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        "",
+    )
+    return f"{os.cpu_count()} cores of {cpu or platform.machine()}, Linux {platform.release().split('-')[0]}"
+
+
+def run(grid: Grid, output: Output, say: Callable[[str], None]) -> None:
+    """Measures every cell. Raises HostsError and PartyError; whatever was measured before is written."""
+    hosts.sweep()
+    with tempfile.TemporaryDirectory(prefix="caramel-bench-") as name:
+        for count in grid.hosts:
+            with _ground(grid, count) as ground:
+                for model in grid.models:
+                    Model(grid, model, ground, output, Path(name), say).run()
+
+
+@contextlib.contextmanager
+def _ground(grid: Grid, count: int) -> Iterator[hosts.Ground]:
+    if grid.loopback:
+        yield hosts.Loopback.of(count)
+        return
+    with hosts.ground(count, 1000) as ground:
+        yield ground
+
+
+@dataclass
+class Model:
+    """All cells of one model on one ground. alone: link speed -> seconds of the network alone."""
+
+    grid: Grid
+    model: str
+    ground: hosts.Ground
+    output: Output
+    folder: Path
+    say: Callable[[str], None]
+    alone: dict[float, float] = field(default_factory=dict)
+
+    def run(self) -> None:
+        speeds = self._speeds() if self.ground.emulated else [(0.0, False)]
+        with self._bench(None) as bench:
+            for mbit, balance in speeds:
+                if mbit < 0:
+                    mbit = self._balance(bench)
+                self._cell(bench, mbit, balance, None)
+        for ratio in self.grid.accelerator:
+            for mbit in [
+                m for m in self.alone if not self.grid.mbit or m in self.grid.mbit or not self.ground.emulated
+            ]:
+                with self._bench(ratio * self.alone[mbit], mbit) as bench:
+                    self._cell(bench, mbit, False, ratio)
+
+    def _speeds(self) -> list[tuple[float, bool]]:
+        """(Mbit/s, is it the balance); -1 for one that has to be found first."""
+        return [(-1.0, True) if m == BALANCE else (float(m), False) for m in self.grid.mbit]
+
+    @contextlib.contextmanager
+    def _bench(self, seconds: float | None, mbit: float = 1000.0) -> Iterator[measure.Bench]:
+        """seconds: of the emulated accelerator's computing, None for real computing."""
+        self.ground.shape(mbit)
+        spec = {"model": self.model, "batch": self.grid.batch, "accelerator": seconds}
+        bench = measure.Bench(self.ground, spec, self.folder, lambda text: self.say(f"{self.model}: {text}"))
+        try:
+            bench.launch(arms.fixed(self.grid.parties, self.grid.policies))
+            yield bench
+        finally:
+            bench.close()
+
+    def _cell(self, bench: measure.Bench, mbit: float, balance: bool, ratio: float | None) -> None:
+        began = time.perf_counter()
+        self.ground.shape(mbit)
+        cell = measure.cell(bench, self.grid.effort, self.grid.policies, self.grid.parties)
+        cell |= {
+            "model": self.model,
+            "batch": self.grid.batch,
+            "hosts": len(self.ground.addresses),
+            "ground": str(self.ground),
+            "emulated": self.ground.emulated,
+            "mbit": mbit,
+            "balance": balance,
+            "accelerator": ratio,
+            "took_seconds": time.perf_counter() - began,
+        }
+        if figures.NETWORK in cell["arms"] and ratio is None:
+            self.alone[mbit] = figures.median(cell["arms"][figures.NETWORK])
+        self.output.add(cell)
+
+    def _balance(self, bench: measure.Bench) -> float:
+        """The link speed, in Mbit/s, at which the network alone takes as long as computing alone.
+
+        The network is taken as what it needs for the bytes at that speed, times what it took more at the speed tried.
+        """
+        tried = 1000.0
+        compute = min(bench.turn(arms.LOCAL, 3)["seconds"])
+        for _ in range(3):
+            self.ground.shape(tried)
+            network = min(bench.turn(arms.NETWORK, 2)["seconds"])
+            tried = min(10_000.0, max(50.0, float(f"{tried * network / compute:.2g}")))
+        return tried
