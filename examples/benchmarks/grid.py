@@ -20,13 +20,12 @@ from examples.benchmarks.tables import markdown
 
 FORMAT = "tf_caramel benchmark 1"
 BALANCE = "balance"
-BATCH = 16
 
 
 @dataclass(frozen=True)
 class Grid:
     """mbit: of the links, or BALANCE: where the model's computing and its communication take equally long.
-    accelerator: seconds of computing over seconds of communication, each a cell with an emulated accelerator.
+    batch: on each host; None: the model's own.  accelerator: seconds of computing over seconds of communication, each a cell with an emulated accelerator.
     """
 
     models: tuple[str, ...]
@@ -36,7 +35,7 @@ class Grid:
     parties: tuple[str, ...] = tuple(arms.PROGRAMS)
     policies: tuple[str, ...] = arms.POLICIES
     effort: measure.Effort = field(default_factory=measure.Effort)
-    batch: int = BATCH
+    batch: int | None = None
     loopback: bool = False
 
     def cells(self) -> int:
@@ -150,7 +149,7 @@ class Model:
         cell = measure.cell(bench, self.grid.effort, self.grid.policies, self.grid.parties)
         cell |= {
             "model": self.model,
-            "batch": self.grid.batch,
+            **{key: next(iter(bench.facts.values()))[key] for key in ("batch", "description", "gradient_bytes")},
             "hosts": len(self.ground.addresses),
             "ground": str(self.ground),
             "emulated": self.ground.emulated,

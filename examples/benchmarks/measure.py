@@ -69,6 +69,9 @@ class Bench:
             if party is not None:
                 party.rest()
         spec = self.spec | {"steps_per_execution": arm.steps_per_execution}
+        if arm.party == "ddp":
+            known = self.facts.get(arms_.AS_IT_COMES.process, {})
+            spec |= {key: known.get(key) for key in ("layers", "batch")}
         env = dict(program.env) | dict(arm.env)
         party = Party(arm.process, program.module, self.ground, spec, self.folder, env, program.python, program.quiet)
         try:
@@ -187,7 +190,7 @@ def cell(bench: Bench, effort: Effort, policies: Sequence[str], parties: Sequenc
             }
             for arm in arms
         },
-        "facts": bench.facts,
+        "facts": {name: {k: v for k, v in told.items() if k != "layers"} for name, told in bench.facts.items()},
         "missing": dict(bench.missing),
         "tuning": tuning,
         **planned,

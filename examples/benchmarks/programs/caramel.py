@@ -39,14 +39,16 @@ class Told(tuner.Tuner):
 
 class Caramel:
     def __init__(self, spec: dict[str, Any]) -> None:
-        keras_fit.one_core()
+        keras_fit.one_core(spec)
         loaded = config.load()
         installed = hook.install(loaded)
         if installed is not None:
             installed.tuner = Told
         hvd.init()
         self.spec, self.policy = spec, loaded.plan
-        self.model = keras_fit.compile_(keras_fit.build(spec), spec, tf_caramel.DistributedOptimizer)
+        self.model = keras_fit.compile_(
+            keras_fit.build(spec), spec, lambda opt: tf_caramel.DistributedOptimizer(opt, sparse_as_dense=True)
+        )
         self.dataset = keras_fit.batches(spec)
         self.model.make_train_function()
         self.function = self.model.train_function
@@ -59,7 +61,7 @@ class Caramel:
         self.step = next(iter(hook.steps()), None)
         told = self.step is not None and isinstance(self.step.tuner, Told) and self.step.life is not None
         self.told: Any = self.step.tuner if told else None
-        return {"arms": ["traced", *self.step.plans] if told else [], "why": self._why()}
+        return keras_fit.facts(self.model, self.spec) | {"why": self._why()}
 
     def _why(self) -> list[str]:
         """Why there is nothing to choose from."""

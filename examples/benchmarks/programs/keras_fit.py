@@ -9,34 +9,47 @@ import tensorflow as tf
 from examples.benchmarks.programs.serve import Clock
 
 
-def one_core() -> None:
+# Keras's models are seen by all programs alike: spec has model, batch (None: the model's own), rank, accelerator (seconds
+# of a step in which layers wait instead of computing, or None) and steps_per_execution.
+WAITING_THREADS = 8  # a layer that waits takes a thread
+
+
+def one_core(spec: dict[str, Any]) -> None:
     """A host has one core: one thread computes, a second one lets an op start while another runs."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(2)
+    tf.config.threading.set_inter_op_parallelism_threads(WAITING_THREADS if spec["accelerator"] else 2)
 
 
 def build(spec: dict[str, Any]) -> Any:
-    """The model, not compiled. spec: model; accelerator: seconds of a step in which its layers wait, or None."""
+    """The model, not compiled."""
     import keras
 
     from examples.benchmarks.models import MODELS
 
     keras.utils.set_random_seed(1)
-    model = MODELS[spec["model"]]()
-    if spec.get("accelerator") is None:
+    model = MODELS[spec["model"]].build()
+    if not spec["accelerator"]:
         return model
     from examples.benchmarks import accelerator
 
-    times = accelerator.from_flops(model, spec["batch"], 1.0)
+    times = accelerator.from_flops(model, batch_size(spec), 1.0)
     return accelerator.waiting(model, times.scaled(spec["accelerator"]))
+
+
+def batch_size(spec: dict[str, Any]) -> int:
+    from examples.benchmarks.models import MODELS
+
+    return int(spec["batch"] or MODELS[spec["model"]].batch)
 
 
 def compile_(model: Any, spec: dict[str, Any], wrap: Any = lambda optimizer: optimizer) -> Any:
     import keras
 
+    from examples.benchmarks.models import MODELS
+
     optimizer = wrap(keras.optimizers.SGD(1e-4, momentum=0.9))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, jit_compile=False, steps_per_execution=spec.get("steps_per_execution", 1))
+    steps = spec.get("steps_per_execution", 1)
+    model.compile(optimizer, MODELS[spec["model"]].loss(), jit_compile=False, steps_per_execution=steps)
     return model
 
 
@@ -46,9 +59,7 @@ def batches(spec: dict[str, Any], copies: int = 1) -> Any:
 
     from examples.benchmarks.models import data
 
-    x, y = data(spec["model"], spec["batch"], spec["rank"])
-    if copies > 1:
-        x, y = np.concatenate([x] * copies), np.concatenate([y] * copies)
+    x, y = (np.concatenate([part] * copies) for part in data(spec["model"], batch_size(spec), spec["rank"]))
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return tf.data.Dataset.from_tensors((x, y)).repeat().with_options(options)
@@ -62,5 +73,13 @@ def fit(model: Any, dataset: Any, function: Any, calls: int, steps: int = 1) -> 
     return clock
 
 
-def gradient_bytes(model: Any) -> int:
-    return sum(int(tf.size(v.value)) * v.value.dtype.size for v in model.trainable_variables)
+def facts(model: Any, spec: dict[str, Any]) -> dict[str, Any]:
+    """What the tables say of a model."""
+    from examples.benchmarks.models import MODELS
+
+    variables = model.trainable_variables
+    return {
+        "batch": batch_size(spec),
+        "description": MODELS[spec["model"]].description,
+        "gradient_bytes": sum(int(tf.size(v.value)) * tf.as_dtype(v.dtype).size for v in variables),
+    }

@@ -14,7 +14,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from examples.benchmarks.programs import again, keras_fit, serve
+from examples.benchmarks.programs import again, keras_fit, layers, serve
 
 AUTOTUNE_CALLS = 5
 
@@ -23,7 +23,7 @@ class Plain:
     """functions: way of exchanging -> train function: "0" no groups, "1", "8" so many, "local" none at all."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        keras_fit.one_core()
+        keras_fit.one_core(spec)
         hvd.init()
         self.spec = spec
         self.model = keras_fit.compile_(keras_fit.build(spec), spec)
@@ -59,7 +59,7 @@ class Plain:
 
     def first(self) -> dict[str, Any]:
         self.run("0")(1)
-        return {"gradient_bytes": keras_fit.gradient_bytes(self.model), "tensors": len(self.model.trainable_variables)}
+        return keras_fit.facts(self.model, self.spec) | {"layers": layers.described(self.model)}
 
     def measure(self, exchange: str, steps: int, warm: int) -> dict[str, Any]:
         return serve.turn(self.run(exchange), steps, warm, self.spec["interface"])
