@@ -26,7 +26,7 @@ from examples.benchmarks.parties import PartyError
 WHOLE = Grid(("resnet50", "vgg", "mobilenet", "mlp"), (500, 1000, BALANCE), accelerator=(1.0,))
 QUICK = Grid(("resnet50", "mobilenet"), (1000,), effort=measure.Effort(2, 3, autotune_seconds=10))
 SMOKE = Grid(("mlp",), (1000,), parties=("horovod", "caramel"), policies=(),
-             effort=measure.Effort(1, 2, cycles=False, autotune_seconds=0), batch=4)  # fmt: skip
+             effort=measure.Effort(1, 2, cycles=False, autotune_seconds=0), scale=(2, 8))  # fmt: skip
 
 
 def options() -> argparse.Namespace:

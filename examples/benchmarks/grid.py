@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from examples.benchmarks import arms, figures, hosts, measure
+from examples.benchmarks import arms, figures, hosts, measure, scale
 from examples.benchmarks.picture import draw
 from examples.benchmarks.tables import markdown
 
@@ -25,7 +25,8 @@ BALANCE = "balance"
 @dataclass(frozen=True)
 class Grid:
     """mbit: of the links, or BALANCE: where the model's computing and its communication take equally long.
-    batch: on each host; None: the model's own.  accelerator: seconds of computing over seconds of communication, each a cell with an emulated accelerator.
+    batch: on each host; None: the model's own.  scale: numbers of ranks to simulate.
+    accelerator: seconds of computing over seconds of communication, each a cell with an emulated accelerator.
     """
 
     models: tuple[str, ...]
@@ -37,6 +38,7 @@ class Grid:
     effort: measure.Effort = field(default_factory=measure.Effort)
     batch: int | None = None
     loopback: bool = False
+    scale: tuple[int, ...] = scale.RANKS
 
     def cells(self) -> int:
         return len(self.models) * len(self.hosts) * len(self.mbit) * (1 + len(self.accelerator))
@@ -158,6 +160,9 @@ class Model:
             "accelerator": ratio,
             "took_seconds": time.perf_counter() - began,
         }
+        if ratio is None and self.ground.emulated:
+            self.say(f"{self.model}: simulating more ranks")
+            cell["simulated"] = scale.scaled(cell, self.grid.scale)
         if figures.NETWORK in cell["arms"] and ratio is None:
             self.alone[mbit] = figures.median(cell["arms"][figures.NETWORK])
         self.output.add(cell)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from examples.benchmarks import arms
+from examples.benchmarks import arms, scale
 from examples.benchmarks.figures import PRODUCT, TUNED, Figures, Row, figures
 from examples.benchmarks.targets import reached
 
@@ -33,6 +33,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         parts += [f"## {ground}", _summary(there, seen)]
         for key, cell in there.items():
             parts += [f"### {title(cell)}", *_cell(cell, seen[key])]
+    parts += _simulated(cells)
     return "\n\n".join(parts) + "\n"
 
 
@@ -95,6 +96,25 @@ def _cell(cell: Mapping[str, Any], f: Figures) -> list[str]:
         notes.append(f"{again} turns were measured again, for others used the machine.")
     rows = [_row(row) for row in sorted(f.rows.values(), key=lambda row: row.seconds)]
     return [" ".join(notes), _table(head, rows)]
+
+
+def _simulated(cells: Cells) -> list[str]:
+    """What the simulator says of more ranks, after what was measured and how far the simulator is off there."""
+    parts: list[str] = []
+    for cell in cells.values():
+        simulated = {int(ranks): times for ranks, times in cell.get("simulated", {}).items()}
+        if not simulated:
+            continue
+        rows = []
+        known = simulated.get(cell["hosts"])
+        if known:
+            off = scale.errors(cell, known)
+            measured = [f"{ms(off[p][0])} ({off[p][1]:+.0%})" if p in off else "-" for p in scale.POLICIES]
+            rows.append([f"{cell['hosts']} measured (simulator off by)", *measured])
+        rows += [[str(ranks), *(ms(times[p]) for p in scale.POLICIES)] for ranks, times in simulated.items()]
+        parts += [f"### {title(cell)}", _table(("ranks", *scale.POLICIES.values()), rows)]
+    head = "Step times in ms, from the profile of the cell, on a ring of links of that speed."
+    return ["## Simulated: more ranks than there are here", head, *parts] if parts else []
 
 
 def _settled(autotune: Mapping[str, Any]) -> str:

@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from examples.benchmarks.programs.serve import Clock
 
-
-# Keras's models are seen by all programs alike: spec has model, batch (None: the model's own), rank, accelerator (seconds
-# of a step in which layers wait instead of computing, or None) and steps_per_execution.
+# In a spec: model, batch (None: the model's own), rank, accelerator (seconds of a step in which layers wait instead of
+# computing, or None) and steps_per_execution.
 WAITING_THREADS = 8  # a layer that waits takes a thread
 
 

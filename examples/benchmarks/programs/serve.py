@@ -9,79 +9,65 @@ from __future__ import annotations
 import json
 import os
 import queue
-import resource
+import statistics
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-MIB = 2**20
-
 
 class Clock:
-    """Stands in for a function that runs `steps` steps, and keeps when its calls began and ended."""
+    """Stands in for a function that runs `steps` steps, and keeps when its calls began and ended, and the CPU seconds
+    that the process had used by then.
+    """
 
     def __init__(self, function: Callable[..., Any], steps: int = 1) -> None:
         self.function, self.steps = function, steps
         self.began: list[float] = []
-        self.ended: list[float] = []
+        self.cpu: list[float] = []
+        self.ended: tuple[float, float] = (0.0, 0.0)
 
     def __call__(self, *args: Any) -> Any:
+        self.cpu.append(time.process_time())
         self.began.append(time.perf_counter())
         result = self.function(*args)
-        self.ended.append(time.perf_counter())
+        self.ended = time.perf_counter(), time.process_time()
         return result
 
     def seconds(self) -> list[float]:
         """Of a step, for each call: from its begin to the next one's, the last to its own end."""
-        until = [*self.began[1:], self.ended[-1]]
-        return [(end - begin) / self.steps for begin, end in zip(self.began, until, strict=True)]
+        return self._each([*self.began, self.ended[0]])
 
+    def cpu_seconds(self) -> list[float]:
+        return self._each([*self.cpu, self.ended[1]])
 
-class Meter:
-    """CPU seconds of this process, bytes its host sent, and the most memory it held since this was made."""
-
-    def __init__(self, interface: str) -> None:
-        self.sent = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
-        Path("/proc/self/clear_refs").write_text("5")
-        self.cpu, self.bytes_ = self._cpu(), self._bytes()
-
-    def _cpu(self) -> float:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        return usage.ru_utime + usage.ru_stime
-
-    def _bytes(self) -> int:
-        return int(self.sent.read_text())
-
-    def read(self) -> dict[str, float]:
-        status = Path("/proc/self/status").read_text().split("VmHWM:")[1]
-        peak = int(status.split()[0]) * 1024
-        return {"cpu_seconds": self._cpu() - self.cpu, "sent_bytes": self._bytes() - self.bytes_, "peak_bytes": peak}
+    def _each(self, marks: list[float]) -> list[float]:
+        return [(end - begin) / self.steps for begin, end in pairwise(marks)]
 
 
 def turn(run: Callable[[int], Clock], steps: int, warm: int, interface: str, drop_last: bool = False) -> dict[str, Any]:
-    """One turn: `warm` calls that are not counted and as many as make `steps`. Times and sums are those of a step.
+    """One turn: `warm` calls that are not counted, then as many as `steps`. All figures are those of a step.
 
     drop_last: the last call is not counted either, for what it leaves to the next one was not done in it.
+    whole_seconds: of the whole turn, with what `fit` does before and after, over all its steps.
     """
-    meter = Meter(interface)
-    began = time.perf_counter()
-    calls = warm + steps + drop_last
-    clock = run(calls)
-    total = time.perf_counter() - began
-    used = meter.read()
-    seconds = clock.seconds()
-    count = len(seconds) * clock.steps
+    sent = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is that of this turn
+    before, cpu, began = int(sent.read_text()), time.process_time(), time.perf_counter()
+    clock = run(warm + steps + drop_last)
+    total, cpu, sent_bytes = time.perf_counter() - began, time.process_time() - cpu, int(sent.read_text()) - before
+    count = len(clock.began) * clock.steps
     return {
-        "seconds": seconds[warm : warm + steps],
+        "seconds": clock.seconds()[warm : warm + steps],
+        "cpu_seconds": statistics.fmean(clock.cpu_seconds()[warm : warm + steps]),
         "whole_seconds": total / count,
-        "cpu_seconds": used["cpu_seconds"] / count,
-        "turn_cpu_seconds": used["cpu_seconds"],
-        "sent_bytes": used["sent_bytes"] / count,
-        "peak_bytes": used["peak_bytes"],
+        "turn_cpu_seconds": cpu,
+        "sent_bytes": sent_bytes / count,
+        "peak_bytes": int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024,
     }
 
 
