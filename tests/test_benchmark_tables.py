@@ -29,6 +29,7 @@ def cell(**seconds):
     return {
         "arms": {names[key].name: arm(*value) for key, value in seconds.items()},
         "facts": {"p": {"first_step_seconds": 5.0}},
+        "description": "a model",
         "tuning": {"quick": {}, "best": [], "cells": 36},
         "load": [0.0, 0.0, 0.0], "model": "resnet50", "batch": 16, "hosts": 2, "ground": "2 emulated hosts",
         "mbit": 1000, "emulated": True, "accelerator": None,
@@ -39,7 +40,7 @@ USUAL = cell(local=[0.4], network=[1.0], horovod=[1.2], unfused=[3.0], measured=
 
 
 def results(**cells):
-    return {"command": "make bench", "machine": "a machine", "date": "today", "cells": cells}
+    return {"commands": ["make bench"], "machine": "a machine", "date": "today", "skipped": [], "cells": cells}
 
 
 def test_efficiency_is_one_when_all_is_hidden_and_zero_when_nothing_is():

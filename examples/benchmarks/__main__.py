@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
+import signal
 import sys
 import time
 from pathlib import Path
@@ -23,7 +24,8 @@ from examples.benchmarks import arms, hosts, measure
 from examples.benchmarks.grid import BALANCE, Grid, Output, run
 from examples.benchmarks.parties import PartyError
 
-WHOLE = Grid(("resnet50", "vgg", "mobilenet", "mlp"), (500, 1000, BALANCE), accelerator=(1.0,))
+MODELS = ("resnet50", "vgg", "mobilenet", "densenet", "bert", "mlp")
+WHOLE = Grid(MODELS, (1000, BALANCE), accelerator=(1.0,))
 QUICK = Grid(("resnet50", "mobilenet"), (1000,), effort=measure.Effort(2, 3, autotune_seconds=10))
 SMOKE = Grid(("mlp",), (1000,), parties=("horovod", "caramel"), policies=(),
              effort=measure.Effort(1, 2, cycles=False, autotune_seconds=0), scale=(2, 8))  # fmt: skip
@@ -84,21 +86,26 @@ def main() -> int:
     given = options()
     console = Console(stderr=True, width=120)
     command = shlex.join(["python", "-m", "examples.benchmarks", *sys.argv[1:]])
-    output = Output.of(given.out, command, given.add or given.only_tables)
+    output = Output.of(given.out, "" if given.only_tables else command, given.add or given.only_tables)
     if given.only_tables:
         output.render()
         return 0
     chosen = grid(given)
+    if "ddp" in chosen.parties and "horovod" not in chosen.parties:
+        console.print("ddp needs horovod, which tells it the layers")
+        return 2
     reason = hosts.why_not()
     if reason:
         console.print(f"no emulated hosts: {reason}. Ranks run on loopback: only the mechanics are the same.")
-    began = time.monotonic()
+    began, before = time.monotonic(), len(output.results["cells"])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is taken down
     try:
         with console.status("") as status:
 
             def say(text: str) -> None:
-                done, minutes = len(output.results["cells"]), (time.monotonic() - began) / 60
-                line = f"cell {done + 1} of {chosen.cells()}, {minutes:.0f} min: {text}"
+                done, minutes = len(output.results["cells"]) - before, (time.monotonic() - began) / 60
+                left = f" of about {minutes / done * chosen.cells():.0f}" if done else ""
+                line = f"cell {done + 1} of {chosen.cells()}, {minutes:.0f}{left} min: {text}"
                 if console.is_terminal:
                     status.update(line)
                 else:

@@ -10,7 +10,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +53,20 @@ class Output:
 
     @classmethod
     def of(cls, folder: Path, command: str, add: bool) -> Output:
+        """add: to what is in the folder; a cell that is measured again replaces the one before."""
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "results.json"
+        results: dict[str, Any] = {"format": FORMAT, "commands": [], "skipped": [], "cells": {}}
         if add and file.exists():
-            return cls(folder, json.loads(file.read_text()))
-        return cls(folder, {"format": FORMAT, "command": command, "machine": machine(),
-                            "date": f"{datetime.date.today()}", "cells": {}})  # fmt: skip
+            results = json.loads(file.read_text())
+        if command:
+            results["commands"].append(command)
+            results |= {"machine": machine(), "date": f"{datetime.date.today()}"}
+        return cls(folder, results)
 
     def add(self, cell: dict[str, Any]) -> None:
-        key = " ".join(str(cell[name]) for name in ("model", "hosts", "mbit", "accelerator", "emulated"))
+        link = BALANCE if cell["balance"] else cell["mbit"]
+        key = " ".join(map(str, (cell["model"], cell["hosts"], link, cell["accelerator"], cell["emulated"])))
         self.results["cells"][key] = cell
         self.write()
 
@@ -85,13 +90,26 @@ def machine() -> str:
 
 
 def run(grid: Grid, output: Output, say: Callable[[str], None]) -> None:
-    """Measures every cell. Raises HostsError and PartyError; whatever was measured before is written."""
-    hosts.sweep()
+    """Measures every cell. Raises HostsError and PartyError; whatever was measured before is written.
+
+    More hosts than cores need quotas: where those cannot be had, these cells are skipped, and the tables say why.
+    """
+    if not hosts.why_not():
+        hosts.sweep()
     with tempfile.TemporaryDirectory(prefix="caramel-bench-") as name:
         for count in grid.hosts:
-            with _ground(grid, count) as ground:
-                for model in grid.models:
-                    Model(grid, model, ground, output, Path(name), say).run()
+            try:
+                with _ground(grid, count) as ground:
+                    for model in grid.models:
+                        Model(_affordable(grid, count), model, ground, output, Path(name), say).run()
+            except hosts.QuotaError as reason:
+                output.results["skipped"].append(f"{count} hosts: {reason}")
+                output.write()
+
+
+def _affordable(grid: Grid, count: int) -> Grid:
+    """On many hosts: without those parties of plain Horovod that need processes of their own, for memory's sake."""
+    return replace(grid, effort=replace(grid.effort, cycles=False, autotune_seconds=0)) if count > 2 else grid
 
 
 @contextlib.contextmanager
@@ -123,9 +141,7 @@ class Model:
                     mbit = self._balance(bench)
                 self._cell(bench, mbit, balance, None)
         for ratio in self.grid.accelerator:
-            for mbit in [
-                m for m in self.alone if not self.grid.mbit or m in self.grid.mbit or not self.ground.emulated
-            ]:
+            for mbit in [m for m in self.alone if m in self.grid.mbit] or list(self.alone):
                 with self._bench(ratio * self.alone[mbit], mbit) as bench:
                     self._cell(bench, mbit, False, ratio)
 
@@ -136,11 +152,12 @@ class Model:
     @contextlib.contextmanager
     def _bench(self, seconds: float | None, mbit: float = 1000.0) -> Iterator[measure.Bench]:
         """seconds: of the emulated accelerator's computing, None for real computing."""
+        parties = [party for party in self.grid.parties if seconds is None or party != "ddp"]  # has no accelerator
         self.ground.shape(mbit)
         spec = {"model": self.model, "batch": self.grid.batch, "accelerator": seconds}
         bench = measure.Bench(self.ground, spec, self.folder, lambda text: self.say(f"{self.model}: {text}"))
         try:
-            bench.launch(arms.fixed(self.grid.parties, self.grid.policies))
+            bench.launch(arms.fixed(parties, self.grid.policies))
             yield bench
         finally:
             bench.close()
@@ -168,9 +185,8 @@ class Model:
         self.output.add(cell)
 
     def _balance(self, bench: measure.Bench) -> float:
-        """The link speed, in Mbit/s, at which the network alone takes as long as computing alone.
-
-        The network is taken as what it needs for the bytes at that speed, times what it took more at the speed tried.
+        """The link speed, in Mbit/s, at which the network alone takes as long as computing alone: two digits of it,
+        within 50 and 10,000. Each try takes the network's time to be that of the one before, scaled with the speed.
         """
         tried = 1000.0
         compute = min(bench.turn(arms.LOCAL, 3)["seconds"])

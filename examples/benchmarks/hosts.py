@@ -31,6 +31,10 @@ def _core(host: int) -> str:
     return str(cores[host % len(cores)])
 
 
+class QuotaError(HostsError):
+    """More hosts than cores cannot be had here."""
+
+
 @dataclass(frozen=True)
 class Hosts:
     """names: of the namespaces, one a host.  addresses: of the hosts, alike.  share: of a core that each host has."""
@@ -97,13 +101,13 @@ Ground = Hosts | Loopback
 
 
 def _quotas() -> tuple[Path, bool]:
-    """Where this machine's CPU quotas are made, and whether that is cgroup v2. Raises HostsError if nowhere."""
+    """Where this machine's CPU quotas are made, and whether that is cgroup v2. Raises QuotaError if nowhere."""
     old, new = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
     if (old / "cpu.cfs_quota_us").exists():
         return old, False
     if (new / "cgroup.subtree_control").exists() and "cpu" in (new / "cgroup.subtree_control").read_text().split():
         return new, True
-    raise HostsError("no CPU quotas here: neither cgroup v1 (cpu) nor v2 with the cpu controller is there")
+    raise QuotaError("no CPU quotas here: neither cgroup v1 (cpu) nor v2 with the cpu controller is there")
 
 
 def _make_quota(name: str, share: float) -> None:
@@ -117,7 +121,7 @@ def _make_quota(name: str, share: float) -> None:
             (base / name / "cpu.cfs_period_us").write_text(str(PERIOD_US))
             (base / name / "cpu.cfs_quota_us").write_text(str(quota))
     except OSError as error:
-        raise HostsError(f"no CPU quotas here: {error}") from error
+        raise QuotaError(f"no CPU quotas here: {error}") from error
 
 
 def _remove_quota(name: str) -> None:

@@ -20,6 +20,7 @@ from examples.benchmarks.parties import Party, PartyError
 
 FOREIGN = 0.15  # of the machine's CPU time: more than that taken by others, and a turn is measured again
 AGAIN = 2  # at most so many times
+OURS = ("horovod", "caramel")  # a run without them shows nothing, so it ends if they fail
 KEPT = 3  # of plain Horovod's tuned cells, after a quick pass
 TUNED = len(arms_.FUSIONS) * len(arms_.CYCLES) * len(arms_.GROUPS)
 
@@ -78,7 +79,7 @@ class Bench:
             answers = party.ask("first")
         except BaseException as error:
             party.close()
-            if arm.party in ("horovod", "caramel") or not isinstance(error, PartyError):
+            if arm.party in OURS or not isinstance(error, PartyError):
                 raise
             self.missing[arm.process] = str(error).splitlines()[0]
             return None
@@ -143,6 +144,19 @@ class Bench:
             "again": again,
         }
 
+    def attempt(self, arm: Arm, steps: int) -> list[dict[str, Any]]:
+        """A turn; none, and none from now on, if the program of another project fails in it."""
+        try:
+            return [self.turn(arm, steps)]
+        except PartyError as error:
+            if arm.party in OURS:
+                raise
+            party, self.parties[arm.process] = self.parties[arm.process], None
+            self.missing[arm.process] = str(error).splitlines()[0]
+            if party is not None:
+                party.close()
+            return []
+
 
 class Noise:
     """What others take of the machine while a turn lasts."""
@@ -178,7 +192,9 @@ def cell(bench: Bench, effort: Effort, policies: Sequence[str], parties: Sequenc
     for number in range(effort.rounds):
         for arm in arms:
             bench.say(f"round {number + 1} of {effort.rounds}: {arm.name}")
-            turns[arm.name].append(bench.turn(arm, effort.steps))
+            if bench.works(arm):
+                turns[arm.name] += bench.attempt(arm, effort.steps)
+    arms = [arm for arm in arms if bench.works(arm)]
     messages = _messages(bench, arms)
     return {
         "arms": {
@@ -214,7 +230,7 @@ def _plan(bench: Bench, arms: Sequence[Arm], policies: Sequence[str]) -> dict[st
 
 def _tune(bench: Bench, effort: Effort) -> tuple[list[Arm], dict[str, Any]]:
     """The best of plain Horovod's tuned cells after a quick pass: all fusion thresholds and groups, then the other
-    cycle times with the best threshold (effort.everything: with all of them).
+    cycle times with the best of them (effort.everything: with all of them).
     """
     seconds: dict[str, float] = {}
     known: dict[str, Arm] = {}
@@ -227,7 +243,10 @@ def _tune(bench: Bench, effort: Effort) -> tuple[list[Arm], dict[str, Any]]:
                 best = known[min(seconds, key=lambda name: seconds[name])]
                 settings = {**best.horovod, **best.env}
                 fusions = [int(settings["HOROVOD_FUSION_THRESHOLD"]) / arms_.MB]
-        for arm in arms_.tuned(cycle, fusions):
+        cells = arms_.tuned(cycle, fusions)
+        if cycle != 1 and not effort.everything:
+            cells = [arm for arm in cells if arm.told == best.told]
+        for arm in cells:
             bench.say(f"tuning: {arm.name}")
             bench.launch([arm])
             seconds[arm.name] = statistics.median(bench.turn(arm, 2)["seconds"])

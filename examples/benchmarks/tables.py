@@ -18,7 +18,7 @@ def markdown(results: Mapping[str, Any]) -> str:
     seen = {key: figures(cell) for key, cell in cells.items()}
     parts = [
         "# tf_caramel against its competitors",
-        f"Made by `{results['command']}` on {results['machine']}, {results['date']}.",
+        f"Made by {', '.join(f'`{c}`' for c in results['commands'])} on {results['machine']}, {results['date']}.",
         "Step times are medians; competitors took turns in one run. C: computing alone, N: all gradients in one "
         "message alone, both measured in the same run. **bound**: max(C, N). **bound with CPU**: the CPU time which "
         "communication takes from the same core is added to C.",
@@ -33,6 +33,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         parts += [f"## {ground}", _summary(there, seen)]
         for key, cell in there.items():
             parts += [f"### {title(cell)}", *_cell(cell, seen[key])]
+    parts += [f"Not measured: {why}." for why in results["skipped"]]
     parts += _simulated(cells)
     return "\n\n".join(parts) + "\n"
 
@@ -80,7 +81,7 @@ def _cell(cell: Mapping[str, Any], f: Figures) -> list[str]:
     facts = (
         f"C {ms(f.compute)} ms, N {ms(f.network)} ms, bound {ms(f.bound)} ms, bound with CPU {ms(f.bound_with_cpu)} ms"
     )
-    notes = [facts + f"; load {cell['load'][0]:.1f}."]
+    notes = [f"{cell['description']}. {facts}; load {cell['load'][0]:.1f}."]
     tuning = cell.get("tuning", {})
     if tuning:
         notes.append(f"Of the {tuning['cells']} cells of Horovod's tuning {len(tuning['quick'])} were measured.")
