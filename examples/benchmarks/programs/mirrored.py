@@ -1,7 +1,7 @@
 """tf.distribute's MultiWorkerMirroredStrategy with ring collectives, as it comes or with a bytes_per_pack.
 
-Not under `fit`: with Keras 3.15 that fails on a strategy of several workers, first where it builds the model, then where
-it gathers a step's logs. The train step is Keras's own, in a loop as the strategy's guide has it.
+Not under `fit`: with Keras 3.15 that fails on a strategy of several workers, first where it builds the model, then
+where it gathers the logs. The train step is Keras's own, in a loop as the strategy's guide has it.
 """
 
 from __future__ import annotations
