@@ -1,6 +1,7 @@
 """Compares this project with its competitors on emulated hosts, in turns within one run.
 
-    python -m examples.benchmarks                 all models and links, about an hour (make bench)
+    python -m examples.benchmarks                 all models on one link, about an hour (make bench)
+    python -m examples.benchmarks --whole         all links, accelerators and numbers of hosts, most of a day
     python -m examples.benchmarks --quick         two models, one link
     python -m examples.benchmarks --models resnet50 --mbit 1000,balance --parties horovod,caramel
 
@@ -25,8 +26,9 @@ from examples.benchmarks.grid import BALANCE, Grid, Output, run
 from examples.benchmarks.parties import PartyError
 
 MODELS = ("resnet50", "vgg", "mobilenet", "densenet", "bert", "mlp")
-WHOLE = Grid(MODELS, (1000, BALANCE), accelerator=(1.0,))
-QUICK = Grid(("resnet50", "mobilenet"), (1000,), effort=measure.Effort(2, 3, autotune_seconds=10))
+HOUR = Grid(MODELS, (1000,), policies=arms.POLICIES[1:3], effort=measure.Effort(2, 3, cycles=False, autotune_seconds=0))
+WHOLE = Grid(MODELS, (100, 500, 1000, 2000, 10_000, BALANCE), hosts=(2, 4), accelerator=(0.5, 1.0, 2.0))
+QUICK = dataclasses.replace(HOUR, models=("mobilenet", "mlp"))
 SMOKE = Grid(("mlp",), (1000,), parties=("horovod", "caramel"), policies=(),
              effort=measure.Effort(1, 2, cycles=False, autotune_seconds=0), scale=(2, 8))  # fmt: skip
 
@@ -36,6 +38,7 @@ def options() -> argparse.Namespace:
         "python -m examples.benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     size = parser.add_mutually_exclusive_group()
+    size.add_argument("--whole", action="store_true", help="everything, most of a day")
     size.add_argument("--quick", action="store_true", help="two models, one link, some ten minutes")
     size.add_argument("--smoke", action="store_true", help="the mechanics only, one minute")
     parser.add_argument("--models", help="separated by commas")
@@ -50,6 +53,9 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--autotune", type=float, help="seconds that Horovod may tune itself in a cell; 0: not measured"
     )
+    parser.add_argument(
+        "--cycles", action="store_true", help="tune Horovod's cycle time too, with the best of the rest"
+    )
     parser.add_argument("--all-tuned", action="store_true", help="every cell of Horovod's tuning (a launch for most)")
     parser.add_argument("--loopback", action="store_true", help="no emulated hosts")
     parser.add_argument("--add", action="store_true", help="keep the cells that are in the folder's results.json")
@@ -59,7 +65,7 @@ def options() -> argparse.Namespace:
 
 
 def grid(given: argparse.Namespace) -> Grid:
-    base = QUICK if given.quick else SMOKE if given.smoke else WHOLE
+    base = WHOLE if given.whole else QUICK if given.quick else SMOKE if given.smoke else HOUR
     changed: dict[str, object] = {}
     for name, convert in (
         ("models", str),
@@ -75,7 +81,10 @@ def grid(given: argparse.Namespace) -> Grid:
         changed["policies"] = tuple(word for word in given.policies.split("+") if word)
     effort = {"rounds": given.rounds, "steps": given.steps, "autotune_seconds": given.autotune}
     changed["effort"] = dataclasses.replace(
-        base.effort, everything=given.all_tuned, **{key: value for key, value in effort.items() if value is not None}
+        base.effort,
+        cycles=base.effort.cycles or given.cycles or given.all_tuned,
+        everything=given.all_tuned,
+        **{key: value for key, value in effort.items() if value is not None},
     )
     if given.batch:
         changed["batch"] = given.batch

@@ -19,7 +19,8 @@ from examples.benchmarks.hosts import Ground
 from examples.benchmarks.parties import Party, PartyError
 
 FOREIGN = 0.15  # of the machine's CPU time: more than that taken by others, and a turn is measured again
-AGAIN = 2  # at most so many times
+AGAIN = 2  # at most so many times, and in a cell no more than AGAIN_IN_A_CELL: some machines are never quiet
+AGAIN_IN_A_CELL = 20
 OURS = ("horovod", "caramel")  # a run without them shows nothing, so it ends if they fail
 KEPT = 3  # of plain Horovod's tuned cells, after a quick pass
 TUNED = len(arms_.FUSIONS) * len(arms_.CYCLES) * len(arms_.GROUPS)
@@ -43,6 +44,7 @@ class Effort:
 class Bench:
     """The processes of one model on one ground. spec: what all of them are told.  say: shows progress.
     parties: process of arms -> its party; None if it does not work here, and `missing` says why.
+    facts: of each process, what it said at its first step.  horovod: its settings now.  again: turns measured again.
     """
 
     ground: Ground
@@ -53,6 +55,7 @@ class Bench:
     missing: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     horovod: dict[str, dict[str, str]] = field(default_factory=dict)
+    again: int = 0
 
     def launch(self, arms: Sequence[Arm]) -> None:
         """The processes of these arms, one party after the other, each up to its first step."""
@@ -130,9 +133,10 @@ class Bench:
             told = dict(arm.told) | ({"drop_last": True} if arm.defers else {})
             ranks = self.ask(arm, "measure", steps=steps, warm=warm, **told)
             foreign = noise.foreign(sum(rank["turn_cpu_seconds"] for rank in ranks))
-            if foreign <= FOREIGN or again == AGAIN:
+            if foreign <= FOREIGN or again == AGAIN or self.again == AGAIN_IN_A_CELL:
                 break
             again += 1
+            self.again += 1
         return {
             "seconds": [statistics.fmean(times) for times in zip(*(rank["seconds"] for rank in ranks), strict=True)],
             **{
@@ -178,6 +182,7 @@ def _busy_seconds() -> float:
 
 def cell(bench: Bench, effort: Effort, policies: Sequence[str], parties: Sequence[str]) -> dict[str, Any]:
     """Measures everything at the link speed that the ground has now."""
+    bench.again = 0
     arms = [arm for arm in arms_.fixed(parties, policies) if bench.works(arm)]
     planned = _plan(bench, arms, policies)
     arms = [arm for arm in arms if arm.party != "caramel" or arm.told["policy"] in planned["policies"]]
