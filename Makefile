@@ -5,10 +5,16 @@ PACKAGES_tf215 = 'tensorflow==2.15.1' 'keras==2.15.*'
 STAMP = .venv/installed
 STAMP_215 = .venv-tf215/installed
 
-.PHONY: demo test test-215 test-all lint clean
+.PHONY: demo bench test test-215 test-all lint clean
 
 demo: $(STAMP)
 	.venv/bin/python examples/demo.py
+
+# About an hour. PyTorch is for reference: where it does not install, its rows are missing and the tables say so.
+bench: $(STAMP)
+	test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/python -c 'import torch' 2>/dev/null || .venv-torch/bin/pip install -q 'torch==2.13.0' numpy || true
+	.venv/bin/python -m examples.benchmarks
 
 test: $(STAMP)
 	.venv/bin/python -m pytest
@@ -41,4 +47,4 @@ define set-up
 endef
 
 clean:
-	rm -rf .venv .venv-tf215 build
+	rm -rf .venv .venv-tf215 .venv-torch build

@@ -1,7 +1,8 @@
-"""Emulated hosts on one machine: network namespaces on a bridge, links shaped to a rate, one core for each.
+"""The ground that ranks stand on: emulated hosts on one machine, or, where those cannot be had, plain loopback.
 
-Needs root and Debian's iproute2. Everything made here carries this process's number in its name and is taken down
-again, also after an error; a namespace that a killed run left behind is harmless, and `sweep` removes it.
+An emulated host is a network namespace on a switch, its link shaped to a rate, with one core, or half of one through a
+quota. Needs root and Debian's iproute2. Everything made here carries this process's number in its name and is taken
+down again, also after an error; what a killed run left behind is harmless, and `sweep` removes it.
 """
 
 from __future__ import annotations
@@ -9,30 +10,41 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 PREFIX = "caramel-"
 SUBNET = "10.77.0"
+PERIOD_US = 10_000  # of a quota: short, or a rank would stand still while the others wait for its messages
 
 
 class HostsError(RuntimeError):
     """Hosts cannot be emulated here; the text says why and what to do."""
 
 
+def _core(host: int) -> str:
+    cores = sorted(os.sched_getaffinity(0))
+    return str(cores[host % len(cores)])
+
+
+class QuotaError(HostsError):
+    """More hosts than cores cannot be had here."""
+
+
 @dataclass(frozen=True)
 class Hosts:
-    """names: of the namespaces, one a host.  addresses: of the hosts, alike."""
+    """names: of the namespaces, one a host.  addresses: of the hosts, alike.  share: of a core that each host has."""
 
     names: tuple[str, ...]
     addresses: tuple[str, ...]
+    share: float = 1.0
+
+    interface = "eth0"
+    emulated = True
 
     def shape(self, mbit: float) -> None:
         """Every host sends at `mbit` Mbit/s from now on, with bursts of no more than 1 ms of that (16 kB at least)."""
@@ -43,8 +55,78 @@ class Hosts:
 
     def command(self, host: int, command: Sequence[str]) -> list[str]:
         """`command` as it is run on a host, on a core of its own."""
-        core = sorted(os.sched_getaffinity(0))[host % len(os.sched_getaffinity(0))]
-        return ["ip", "netns", "exec", self.names[host], "taskset", "-c", str(core), *command]
+        return ["ip", "netns", "exec", self.names[host], "taskset", "-c", _core(host), *command]
+
+    def confine(self, host: int, pid: int) -> None:
+        """A process just started on a host gets no more than its share of the core."""
+        if self.share < 1:
+            (_quotas()[0] / self.names[host] / "cgroup.procs").write_text(str(pid))
+
+    def __str__(self) -> str:
+        cores = "one core" if self.share == 1 else f"{self.share:g} of a core"
+        return f"{len(self.names)} emulated hosts of {cores} each"
+
+
+@dataclass(frozen=True)
+class Loopback:
+    """Ranks on this machine's loopback interface, each on a core, nothing shaped: only the mechanics are the same."""
+
+    addresses: tuple[str, ...]
+
+    interface = "lo"
+    emulated = False
+    share = 1.0
+
+    @classmethod
+    def of(cls, count: int) -> Loopback:
+        return cls(tuple(f"127.0.0.{1 + i}" for i in range(count)))
+
+    def shape(self, mbit: float) -> None:
+        """Loopback is as fast as it is."""
+
+    def command(self, host: int, command: Sequence[str]) -> list[str]:
+        pin = ["taskset", "-c", _core(host)] if shutil.which("taskset") else []
+        return [*pin, *command]
+
+    def confine(self, host: int, pid: int) -> None:
+        """Loopback has no quotas."""
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.addresses)} ranks on loopback, not shaped (no emulated hosts: {why_not() or 'not asked for'})"
+        )
+
+
+Ground = Hosts | Loopback
+
+
+def _quotas() -> tuple[Path, bool]:
+    """Where this machine's CPU quotas are made, and whether that is cgroup v2. Raises QuotaError if nowhere."""
+    old, new = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+    if (old / "cpu.cfs_quota_us").exists():
+        return old, False
+    if (new / "cgroup.subtree_control").exists() and "cpu" in (new / "cgroup.subtree_control").read_text().split():
+        return new, True
+    raise QuotaError("no CPU quotas here: neither cgroup v1 (cpu) nor v2 with the cpu controller is there")
+
+
+def _make_quota(name: str, share: float) -> None:
+    base, v2 = _quotas()
+    quota = round(share * PERIOD_US)
+    try:
+        (base / name).mkdir()
+        if v2:
+            (base / name / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+        else:
+            (base / name / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (base / name / "cpu.cfs_quota_us").write_text(str(quota))
+    except OSError as error:
+        raise QuotaError(f"no CPU quotas here: {error}") from error
+
+
+def _remove_quota(name: str) -> None:
+    with contextlib.suppress(OSError, HostsError):
+        (_quotas()[0] / name).rmdir()
 
 
 def why_not() -> str | None:
@@ -59,15 +141,20 @@ def why_not() -> str | None:
 
 @contextlib.contextmanager
 def emulated(count: int, mbit: float) -> Iterator[Hosts]:
-    """`count` hosts, joined by a switch, each sending at `mbit` Mbit/s. Raises HostsError if that cannot be had."""
+    """`count` hosts, joined by a switch, each sending at `mbit` Mbit/s, sharing this machine's cores evenly, one each
+    at most. Raises HostsError if that cannot be had.
+    """
     reason = why_not()
     if reason:
         raise HostsError(f"no emulated hosts: {reason}")
     tag = f"{PREFIX}{os.getpid()}"
     switch = f"{tag}-sw"
     names = tuple(f"{tag}-h{i}" for i in range(count))
-    hosts = Hosts(names, tuple(f"{SUBNET}.{10 + i}" for i in range(count)))
+    share = min(1.0, len(os.sched_getaffinity(0)) / count)
+    hosts = Hosts(names, tuple(f"{SUBNET}.{10 + i}" for i in range(count)), share)
     try:
+        for name in names if share < 1 else ():
+            _make_quota(name, share)
         for namespace in (switch, *names):
             _run("ip", "netns", "add", namespace)
         _run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
@@ -88,6 +175,17 @@ def emulated(count: int, mbit: float) -> Iterator[Hosts]:
     finally:
         for namespace in (*names, switch):
             _remove(namespace)
+            _remove_quota(namespace)
+
+
+@contextlib.contextmanager
+def ground(count: int, mbit: float) -> Iterator[Ground]:
+    """Emulated hosts where they can be had, else loopback, which says so."""
+    if why_not():
+        yield Loopback.of(count)
+        return
+    with emulated(count, mbit) as hosts:
+        yield hosts
 
 
 def sweep() -> None:
@@ -97,6 +195,10 @@ def sweep() -> None:
         name = line.split()[0]
         if name.startswith(PREFIX) and not Path("/proc", name.split("-")[1]).exists():
             _remove(name)
+    with contextlib.suppress(HostsError):
+        for quota in _quotas()[0].glob(f"{PREFIX}*"):
+            if not Path("/proc", quota.name.split("-")[1]).exists():
+                _remove_quota(quota.name)
 
 
 def _remove(namespace: str) -> None:
@@ -108,26 +210,6 @@ def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise HostsError(f"{' '.join(command)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
-
-
-def run_ranks(
-    hosts: Hosts, command: Sequence[str], env: Mapping[str, str], logs: Path, limit_seconds: float
-) -> list[int | None]:
-    """Runs `command` as one Horovod rank on each host and returns exit codes (None: the limit ended it).
-
-    Output goes to logs/rank<r>.log. The launcher itself runs on host 0, which holds the rendezvous.
-    """
-    logs.mkdir(parents=True, exist_ok=True)
-    launcher = [sys.executable, __file__, str(limit_seconds), str(logs), ",".join(hosts.names), *command]
-    inside = ["ip", "netns", "exec", hosts.names[0], *launcher]
-    with subprocess.Popen(inside, env=dict(env), start_new_session=True) as process:
-        try:
-            process.wait(limit_seconds + 30)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    codes = (logs / "codes").read_text().split()
-    return [int(code) if code != "None" else None for code in codes]
 
 
 def rank_environment(slot: Any, address: str, port: int, interface: str) -> dict[str, str]:
@@ -146,39 +228,3 @@ def rank_environment(slot: Any, address: str, port: int, interface: str) -> dict
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_IFACE": interface,
     }
-
-
-def _launch(limit_seconds: float, logs: Path, names: Sequence[str], command: Sequence[str]) -> None:
-    """On host 0: the rendezvous, and a rank on every host."""
-    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-    from horovod.runner.http.http_server import RendezvousServer
-
-    hosts = Hosts(tuple(names), tuple(f"{SUBNET}.{10 + i}" for i in range(len(names))))
-    slots = get_host_assignments(parse_hosts(",".join(f"{a}:1" for a in hosts.addresses)), len(names))
-    server = RendezvousServer(0)
-    port = server.start()
-    server.init(slots)
-    ranks = []
-    began = time.monotonic()
-    try:
-        for slot in slots:
-            env = os.environ | rank_environment(slot, hosts.addresses[0], port, "eth0")
-            log = (logs / f"rank{slot.rank}.log").open("w")
-            ranks.append(subprocess.Popen(hosts.command(slot.rank, command), env=env, stdout=log, stderr=log))
-        codes: list[int | None] = []
-        for rank in ranks:
-            try:
-                codes.append(rank.wait(max(1.0, limit_seconds - (time.monotonic() - began))))
-            except subprocess.TimeoutExpired:
-                codes.append(None)
-        (logs / "codes").write_text(" ".join(map(str, codes)))
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.kill()
-                rank.wait()
-        server.stop()
-
-
-if __name__ == "__main__":
-    _launch(float(sys.argv[1]), Path(sys.argv[2]), sys.argv[3].split(","), sys.argv[4:])

@@ -29,6 +29,7 @@ from tf_caramel.planner.static import Traced, static_plan
 from tf_caramel.runtime import probe, ranks, tf_private
 from tf_caramel.runtime.cache import Cache
 from tf_caramel.runtime.step import Collectives, Step, bind, collectives, judge_failures
+from tf_caramel.runtime.tuner import Tuner
 
 log = logging.getLogger("tf_caramel")
 # Read by Horovod at hvd.init(): the names of large models stay in its cache. Not HOROVOD_DISABLE_GROUP_FUSION: it turns
@@ -46,10 +47,12 @@ class Hook:
     """The rewriting of one process.
 
     steps: digest of a signature -> the step that the ranks agreed on.  left: those they agreed to leave as traced.
+    tuner: leads the life of each step; benchmarks put their own.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.tuner: type[Tuner] = Tuner
         self.passes = manager.parse(config.pipeline)
         self.steps: dict[str, Step] = {}
         self.left: set[str] = set()
@@ -184,6 +187,7 @@ class _Job:
             first["reference"],
             why := [*first["why"], *first["restarts"], *fixed, *unplannable],
             plannable=not unplannable,
+            tuner=self.hook.tuner,
         )
         if config.measures and not fixed and not first["restarts"]:
             self.hook.steps[key].measure()

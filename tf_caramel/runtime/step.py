@@ -150,6 +150,7 @@ class Step:
         reference: float | None,
         why: list[str],
         plannable: bool,
+        tuner: type[Tuner] = Tuner,
     ) -> None:
         self.plannable, self.kept = plannable, reference is not None
         self.config, self.passes, self.key, self.signature, self.members = config, passes, key, signature, members
@@ -158,7 +159,7 @@ class Step:
         self.pending = deferral.Pending()
         self.fallback = "traced"
         self.label = ""
-        self.tuner = Tuner(self, reference, record=Record(key, "", len(members), config.plan, arm, why=tuple(why)))
+        self.tuner = tuner(self, reference, record=Record(key, "", len(members), config.plan, arm, why=tuple(why)))
         self.life: Any = None
         self.next: Call | None = None
 

@@ -134,17 +134,26 @@ class Tuner:
             mine = {"failed": f"{type(error).__name__}: {error}"}
         return self.step.agree("profile", mine, self._merge_and_plan)
 
+    def merged(self, shown: dict[int, Any]) -> profiling.Facts:
+        """Makes the profile of what the ranks showed."""
+        seen, facts = profiling.merge(self.step.key, shown)
+        self.steps = facts.steps
+        running = self.step.plans.get(self.step.plain)
+        self.profile = calibrate(seen, running.bodies[0] if running else None, facts.step_seconds)
+        return facts
+
+    def decided(self, policy: str, defer: bool = False) -> Plan:
+        """The plan that a policy, written as in TF_CARAMEL_PLAN, makes of the profile."""
+        assert self.profile is not None
+        return Plan((decide.decide(self.profile, *decide.parse(policy), defer=defer),), policy)
+
     def _merge_and_plan(self, shown: dict[int, Any]) -> dict[str, Any]:
         try:
-            seen, facts = profiling.merge(self.step.key, shown)
-            self.steps = facts.steps
-            running = self.step.plans.get(self.step.plain)
-            self.profile = calibrate(seen, running.bodies[0] if running else None, facts.step_seconds)
-            order, batches = decide.parse(self.step.config.plan)
-            body = decide.decide(self.profile, order, batches)
-            deferring = body
+            facts = self.merged(shown)
+            plans = {"measured": self.decided(self.step.config.plan)}
             if all(shown[rank]["may_defer"] for rank in sorted(shown)):
-                deferring = decide.decide(self.profile, order, batches, defer=True)
+                deferring = self.decided(self.step.config.plan, defer=True)
+                plans |= {"deferred": deferring} if deferring.bodies[0].deferred else {}
         except profiling.CannotMergeError as reason:
             return {"why": [f"no measured plan: {reason}"]}
         except Exception as error:
@@ -160,8 +169,7 @@ class Tuner:
             observed=tuple(Observed(*message) for message in facts.messages),
             unmatched=facts.unmatched,
         )
-        plans = {"measured": body} | ({"deferred": deferring} if deferring.deferred else {})
-        return {arm: Plan((one,), self.step.config.plan).to_json() for arm, one in plans.items()} | {"why": facts.why}
+        return {arm: plan.to_json() for arm, plan in plans.items()} | {"why": facts.why}
 
     def _judge(self, seconds: dict[str, list[float]]) -> None:
         verdict = self.step.agree("judged", seconds, _judge)

@@ -1,0 +1,1 @@
+"""The competitors' programs: what runs on each rank. None of them knows of the others."""
