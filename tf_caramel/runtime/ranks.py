@@ -54,18 +54,17 @@ def agree(topic: str, payload: Any, judge: Judge, ranks: Sequence[int], timeout_
     meeting = f"{topic}.{'all' if len(ranks) == hvd.size() else '-'.join(map(str, ranks))}"
     _turns[meeting] = _turns.get(meeting, -1) + 1
     key = f"{meeting}.{_turns[meeting]}"
-    address, port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
-    if address and port:
-        verdict = _through_store(_Store(f"http://{address}:{port}/tf_caramel"), key, payload, judge, ranks,
-                                 timeout_seconds)  # fmt: skip
+    store = _store()
+    if store is not None:
+        verdict = _through_store(store, key, payload, judge, ranks, timeout_seconds)
     else:
         verdict = _through_allgather(key, payload, judge, ranks, timeout_seconds)
     if "error" in verdict:
-        raise _fatal(verdict["error"])
+        raise fatal(verdict["error"])
     return verdict
 
 
-def _fatal(text: str) -> AgreementError:
+def fatal(text: str) -> AgreementError:
     """The error to raise. Should the process then hang in Horovod's shutdown, which waits for the others, end it."""
     atexit.register(lambda: threading.Thread(target=_end_soon, daemon=True).start())
     return AgreementError(f"tf_caramel, rank {hvd.rank()}: {text}")
@@ -74,6 +73,53 @@ def _fatal(text: str) -> AgreementError:
 def _end_soon() -> None:
     time.sleep(_EXIT_SECONDS)
     os._exit(1)
+
+
+_away = False
+
+
+def leave(why: str) -> None:
+    """Tells the others that this rank has left training with an error. Nothing without the launcher's store."""
+    global _away
+    if hvd.is_initialized() and hvd.size() > 1 and _tell(why):
+        _away = True
+
+
+def back() -> None:
+    """If this rank has left, it is back."""
+    global _away
+    if _away:
+        _away = not _tell(None)
+
+
+def _tell(why: str | None) -> bool:
+    store = _store()
+    if store is None:
+        return False
+    try:
+        store.put(f"left.{hvd.rank()}", why)
+        store.put("left", True)
+    except (urllib.error.URLError, OSError):
+        return False  # the launcher has gone, and so will the others
+    return True
+
+
+def left() -> dict[int, str]:
+    """The ranks that have left, and why. One request if there are none; nobody without a store."""
+    store = _store()
+    try:
+        if store is None or not store.get("left"):
+            return {}
+        told = {rank: store.get(f"left.{rank}") for rank in world()}
+    except (urllib.error.URLError, OSError):
+        return {}
+    return {rank: why for rank, why in told.items() if why is not None}
+
+
+def _store() -> _Store | None:
+    """The launcher's; None without one."""
+    address, port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+    return _Store(f"http://{address}:{port}/tf_caramel") if address and port else None
 
 
 class _Store:
@@ -133,7 +179,7 @@ def _through_allgather(
     shown: list[Any] = []
     process_set = hvd.global_process_set
     if len(ranks) < hvd.size():
-        raise _fatal(f"{key}: process sets need Horovod's Gloo launcher (horovodrun)")
+        raise fatal(f"{key}: process sets need Horovod's Gloo launcher (horovodrun)")
 
     def gather() -> None:
         shown.extend(hvd.allgather_object(json.dumps(payload), name=f"tf_caramel.{key}", process_set=process_set))
