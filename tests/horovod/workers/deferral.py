@@ -2,36 +2,37 @@
 
 import os
 import sys
+import threading
 
-from common import KERAS_3, RANK, data, digest, hvd, keras, mlp, np, put, state, tf, tf_caramel
+from common import KERAS_3, RANK, data, digest, keras, mlp, np, put, state, tf, tf_caramel
 from deferring import Lines, plans
 
 from tf_caramel.runtime import deferral, fitting, hook
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-WATCHED = []  # what the functions that run look like from outside: is anything pending after a call?
-across = fitting.across
+ANSWERS = []  # of each call that could leave something pending: does it?
+_across = fitting.across
 
 
-def note(step):
-    allowed = across(step)
-    WATCHED.append(allowed)
-    return allowed
+def noted(step):
+    ANSWERS.append(_across(step))
+    return ANSWERS[-1]
 
 
-fitting.across = note
+fitting.across = noted
 
 
 def wrapped(optimizer):
     return tf_caramel.DistributedOptimizer(optimizer)
 
 
-def pending():
-    return [step.pending.of is not None for step in hook.steps()][-1:]
+def waiting():
+    """Is anything pending?"""
+    return any(pending.of is not None for pending in deferral._all)
 
 
 class Lamb(keras.optimizers.Adam):
-    """A layer-wise rate, as LAMB has it: the norm of the variable is read in its update."""
+    """A rate for each variable, as LAMB has it: the norm of the variable is part of its update."""
 
     def update_step(self, gradient, variable, learning_rate=None):
         old = tf.identity(tf.convert_to_tensor(variable))
@@ -62,48 +63,210 @@ OPTIMIZERS = {
 }
 
 
-def train(optimizer, callbacks=(), steps=1, epochs=2, model=None, source=None, **options):
-    """Trains a new model. Returns it; what it was traced with and how its calls ran is in WATCHED."""
+def compiled(optimizer, steps=1, model=None):
     model = model or mlp()
     model.compile(wrapped(optimizer), LOSS, jit_compile=False, steps_per_execution=steps)
+    return model
+
+
+def fit(model, epochs=2, **options):
+    """The losses of the epochs."""
     x, y = data(80)
-    given = {"x": x, "y": y, "batch_size": 8, "shuffle": False} if source is None else {"x": source(x, y)}
-    WATCHED.clear()
-    history = model.fit(**given, epochs=epochs, verbose=0, callbacks=list(callbacks), **options)
-    return model, [float(v) for v in history.history["loss"]]
+    given = {"x": x, "y": y, "batch_size": 8} if "x" not in options else {}
+    history = model.fit(**given, shuffle=False, epochs=epochs, verbose=0, **options)
+    return [float(v) for v in history.history["loss"]]
 
 
-def both(make, **options):
-    """[deferred, undeferred]: {"state", "losses", "across": the calls after which something was left pending}."""
+def both(case, *arguments):
+    """What case(*arguments) returns deferred and undeferred, and how often something was left pending."""
     results = []
     for plans.deferred in (True, False):
-        made = {name: option() if callable(option) else option for name, option in options.items()}
-        model, losses = train(make(), **made)
-        results.append(
-            {
-                "state": state(model, model.optimizer),
-                "losses": losses,
-                "across": sum(WATCHED),
-                "calls": len(WATCHED),
-                "left": pending(),
-                "arm": hook.steps()[-1].arm,
-                "why": hook.steps()[-1].remarks,
-            }
-        )
+        ANSWERS.clear()
+        outcome = case(*arguments)
+        results.append({"outcome": outcome, "across": sum(ANSWERS), "calls": len(ANSWERS), "waiting": waiting()})
     plans.deferred = True
-    return results
+    return {"deferred": results[0], "undeferred": results[1]}
 
 
 def matrix():
-    """Every optimizer, one and several steps in a call, with the loss of every call (across: the callback may)."""
+    """Every optimizer, with one and with several steps in a call; the loss of every call (the callback may see it)."""
+
+    def case(make, steps):
+        losses = []
+        seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(float(logs["loss"])))
+        model = compiled(make(), steps)
+        epochs = fit(model, callbacks=[seen])
+        return {"state": state(model, model.optimizer), "losses": losses, "epochs": epochs}
+
     for name, make in OPTIMIZERS.items():
-        for steps in (1, 4):
-            losses = []
-            seen = lambda losses=losses: [keras.callbacks.LambdaCallback(on_train_batch_end=lambda b, logs: losses.append(logs["loss"]))]  # noqa: E501
-            put(f"{name} {steps}", [*both(make, steps=steps, callbacks=seen), losses])
+        if not os.environ.get("ONLY") or name in os.environ["ONLY"].split(","):
+            for steps in (1, 4):
+                put(f"{name} {steps}", both(case, make, steps))
     put("report", str(tf_caramel.report()))
+
+
+class Looks(keras.callbacks.Callback):
+    """Notes the weights in every hook; on each batch only if asked to."""
+
+    def __init__(self, everywhere):
+        super().__init__()
+        self.seen = []
+        hooks = [f"on_{what}_{when}" for what in ("train", "epoch", "test") for when in ("begin", "end")]
+        for hook_ in [*hooks, *(["on_train_batch_begin", "on_train_batch_end"] if everywhere else [])]:
+            setattr(self, hook_, lambda *_, hook_=hook_, **__: self.seen.append([hook_, self.look()]))
+
+    def look(self):
+        return digest([*self.model.trainable_weights, *self.model.optimizer.variables])
+
+
+def looks():
+    """Weights and slots as seen by callbacks, validation, prediction and saving inside fit; then once more by fit."""
+
+    def case(everywhere, steps):
+        folder = os.environ["FOLDER"]
+        watch = Looks(everywhere)
+        lines = [watch]
+        model = compiled(keras.optimizers.Adam(0.01), steps)
+        other = keras.Model(model.inputs, model.layers[1].output)  # shares a layer
+        x, y = data(16)
+
+        class Uses(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                watch.seen.append(["predict", digest([model.predict(x, verbose=0)])])
+                watch.seen.append(["other model", digest([other.predict(x, verbose=0)])])
+                watch.seen.append(["evaluate", float(model.evaluate(x, y, verbose=0))])
+                watch.seen.append(["get_weights", digest(model.get_weights())])
+                if RANK == 0:
+                    model.save_weights(f"{folder}/look.weights.h5")
+                    model.save(f"{folder}/look.keras")
+                    loaded = keras.models.load_model(f"{folder}/look.keras")
+                    watch.seen.append(["saved", digest(loaded.get_weights())])
+
+        lines += [Uses(), keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=10.0)]
+        if RANK == 0:
+            lines.append(keras.callbacks.ModelCheckpoint(f"{folder}/check.weights.h5", save_weights_only=True))
+        losses = fit(model, callbacks=lines, validation_data=(x, y))
+        model.optimizer.learning_rate = 0.003
+        losses += fit(model, callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)])
+        return {"seen": watch.seen, "losses": losses, "state": state(model, model.optimizer)}
+
+    put("at epochs", both(case, False, 1))
+    put("several steps", both(case, False, 4))
+    put("at batches", both(case, True, 1))
+    put("why", [step.remarks for step in hook.steps()])
+
+
+def callbacks():
+    """Callbacks that act on batches and are known: broadcasting, warming up, saving at epochs."""
+
+    def case():
+        keras.utils.set_random_seed(RANK)
+        inputs = keras.Input((12,))
+        model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Dense(8, activation="relu")(inputs)))
+        model = compiled(keras.optimizers.SGD(0.4, momentum=0.9), model=model)
+        broadcast = tf_caramel.callbacks.BroadcastGlobalVariablesCallback(0)
+        warm_up = tf_caramel.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2)
+        losses = fit(model, callbacks=[broadcast, warm_up, keras.callbacks.TerminateOnNaN()], epochs=3)
+        return {"state": state(model, model.optimizer), "losses": losses}
+
+    put("callbacks", both(case))
+
+
+def refused():
+    """What might look between batches: reasons, on one rank or on all; nothing is left pending."""
+
+    def generator():
+        x, y = data(80)
+        while True:
+            for k in range(0, 80, 8):
+                yield x[k : k + 8], y[k : k + 8]
+
+    def dataset(python):
+        made = tf.data.Dataset.from_tensor_slices(data(80))
+        if python:
+            made = made.map(lambda x, y: (tf.ensure_shape(tf.numpy_function(lambda v: v, [x], tf.float32), [12]), y))
+        return made.batch(8)
+
+    class Own(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            assert not waiting()
+
+    class Overrides(keras.Model):
+        def evaluate(self, *args, **kwargs):
+            return super().evaluate(*args, **kwargs)
+
+    cases = {
+        "dataset": {"x": dataset(False)},
+        "python in the dataset": {"x": dataset(True)},
+        "generator": {"x": generator(), "steps_per_epoch": 10},
+        "own callback on rank 1": {"callbacks": [Own()] if RANK == 1 else []},
+        "overrides": {},
+    }
+    for name, options in cases.items():
+        model = compiled(keras.optimizers.SGD(0.1), model=mlp(base=Overrides) if name == "overrides" else None)
+        ANSWERS.clear()
+        fit(model, **options)
+        put(name, {"across": sum(ANSWERS), "calls": len(ANSWERS), "why": hook.steps()[-1].remarks})
+    model = compiled(keras.optimizers.SGD(0.1))
+    x, y = data()
+    ANSWERS.clear()
+    for k in range(0, 32, 8):
+        model.train_on_batch(x[k : k + 8], y[k : k + 8])
+        assert not waiting()
+    put("train_on_batch", {"across": sum(ANSWERS), "calls": len(ANSWERS), "why": hook.steps()[-1].remarks})
+    put("report", str(tf_caramel.report()))
+
+
+def resumes():
+    """Two epochs, a checkpoint, a new model that goes on from it: the same as three at once."""
+
+    def case(broken):
+        model = compiled(keras.optimizers.Adam(0.01))
+        path = os.environ["FOLDER"] + f"/resume-{RANK}.keras"
+        save = keras.callbacks.ModelCheckpoint(path)
+        fit(model, epochs=1 if broken else 3, callbacks=[save])
+        if broken:
+            loaded = keras.models.load_model(path)
+            loaded.compile(wrapped(loaded.optimizer), LOSS, jit_compile=False)
+            model = loaded
+            fit(model, epochs=2)
+        return state(model, model.optimizer)
+
+    put("resumed", both(case, True))
+    put("at once", both(case, False))
+
+
+def data_end():
+    """Data that end in the middle of a call of several steps, whose number Keras does not know."""
+
+    def case(samples, steps):
+        model = compiled(keras.optimizers.Adam(0.01), steps)
+        x, y = data(80)
+        slices = tf.data.Dataset.from_tensor_slices((x[:samples], y[:samples])).batch(8)
+        losses = fit(model, x=slices.filter(lambda *_: True), epochs=2)
+        return {"state": state(model, model.optimizer), "losses": losses}
+
+    for samples, steps in ((48, 4), (40, 4), (24, 4), (40, 1)):
+        put(f"{samples} {steps}", both(case, samples, steps))
+
+
+def bad_batch():
+    """A label that does not exist makes a call fail, on all ranks, after the last one's updates were applied."""
+
+    def case():
+        model = compiled(keras.optimizers.SGD(0.1))
+        x, y = data(80)
+        y[40] = 77
+        try:
+            fit(model, x=x, y=y, batch_size=8, epochs=1)
+        except tf.errors.InvalidArgumentError:
+            failed = True
+        return {"state": digest(model.trainable_weights[2:]), "failed": failed}
+
+    put("bad batch", both(case))
 
 
 for current in sys.argv[1:]:
     globals()[current]()
 put("log", Lines.lines)
+_ = np, threading
