@@ -42,12 +42,7 @@ class Defer:
             if body_plan.phase == WHOLE or not body_plan.deferred:
                 continue
             body = module.bodies[body_name]
-            split_ = _Split(body, body_plan)
-            path = callers(module, body)
-            for handle in sorted({h for one in split_.sets for h in one.written}):
-                other = touched_outside(path, handle)
-                if other is not None:
-                    raise GraphError(f"{body.name}: {handle} is touched outside the step, by {other}")
+            split_ = _Split(module, body, body_plan)
             kept, moved = kept + len(split_.pending), moved + len(split_.moved)
             if body_plan.phase == FLUSH:
                 module.bodies = {body_name: split_.flush()}
@@ -57,6 +52,22 @@ class Defer:
                 starting, going_on = split_.start(), split_.middle()
                 start_in_callers(module, body, starting, going_on)
         return PassResult(changed=moved > 0, statistics={"pending": kept, "ops moved": moved})
+
+
+def prospects(module: Module, body: Body) -> list[Followers]:
+    """What would move with each collective of a body, and why it cannot, if so."""
+    view = GraphView(body)
+    found = followers(body, [name for name in view.order if ops.is_collective(view.nodes[name])])
+    try:
+        path = callers(module, body)
+    except GraphError as error:
+        return [replace(one, obstacle=one.obstacle or str(error)) for one in found]
+    result = []
+    for one in found:
+        handle, other = next(((h, o) for h in sorted(one.written) if (o := touched_outside(path, h))), ("", None))
+        outside = f"{handle} is touched outside the step, by {other}" if other else None
+        result.append(replace(one, obstacle=one.obstacle or outside))
+    return result
 
 
 @dataclass(frozen=True)
@@ -71,11 +82,11 @@ class _Pending:
 class _Split:
     """A body, and what of it moves."""
 
-    def __init__(self, body: Body, plan: BodyPlan) -> None:
+    def __init__(self, module: Module, body: Body, plan: BodyPlan) -> None:
         self.body, self.plan = body, plan
         view = GraphView(body)
         self.batches = [b.name if b.name in view.nodes else b.members[0] for b in plan.batches[: plan.deferred]]
-        found = {one.collective: one for one in followers(body, self._collectives(view))}
+        found = {one.collective: one for one in prospects(module, body)}
         self.sets: list[Followers] = [found[name] for name in self.batches]
         for one in self.sets:
             if one.obstacle:
@@ -84,10 +95,6 @@ class _Split:
         self.needs: Needs = needs(view, self.sets)
         self.pending = self._pending(view)
         self.gates = self._gates(view)
-
-    @staticmethod
-    def _collectives(view: GraphView) -> list[str]:
-        return [name for name in view.order if ops.is_collective(view.nodes[name])]
 
     def _pending(self, view: GraphView) -> list[_Pending]:
         found = []

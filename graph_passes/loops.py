@@ -29,16 +29,30 @@ class Caller:
         return data[k + 1] if self.node.op in ops.IFS else data[k]
 
 
+def above(module: Module, body: Body) -> list[Caller]:
+    """From one that runs `body` up to the root's, whatever they are."""
+    path: list[Caller] = []
+    while body is not module.root:
+        caller, node = _who_run(module, body)[0]
+        path.append(Caller(caller, node, body))
+        body = caller
+    return path
+
+
+def _who_run(module: Module, body: Body) -> list[tuple[Body, Any]]:
+    return [
+        (other, node)
+        for other in module.reachable()
+        for node in other.graph.node
+        if any(ref.name == body.name for ref in ops.function_refs(node))
+    ]
+
+
 def callers(module: Module, body: Body) -> list[Caller]:
     """From the one that runs `body` up to the root's. Raises GraphError if it cannot be told how often it runs."""
     path: list[Caller] = []
     while body is not module.root:
-        found = [
-            (other, node)
-            for other in module.reachable()
-            for node in other.graph.node
-            if any(ref.name == body.name for ref in ops.function_refs(node))
-        ]
+        found = _who_run(module, body)
         if len(found) != 1:
             raise GraphError(f"{body.name} is called from {len(found)} places")
         caller, node = found[0]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
 
 import tf_caramel
@@ -115,12 +116,11 @@ def main(name: str, batch: int, rounds: int, policies: list[str], file: Path) ->
 
     step.Tuner = compare  # type: ignore[misc,assignment]
     keras.utils.set_random_seed(1)
-    model = MODELS[name]()
+    model = MODELS[name].build()
     optimizer = tf_caramel.DistributedOptimizer(keras.optimizers.SGD(1e-4, momentum=0.9))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, jit_compile=False)
+    model.compile(optimizer, MODELS[name].loss(), jit_compile=False)
     steps = 1 + tuner.UNTRACED + 5 + (rounds + 1) * CALLS * (len(policies) + 1) + 1
-    x, y = data(batch, steps, hvd.rank())
+    x, y = (np.concatenate([part] * steps) for part in data(name, batch, hvd.rank()))
     model.fit(x, y, batch_size=batch, shuffle=False, verbose=0)
     assert hook.usable()
 

@@ -59,10 +59,25 @@ def mgwfbp(items: Sequence[Item], network: Network) -> Batches:
 
     Exact: an earlier end of a prefix never makes the rest later, so the earliest end of each prefix follows from those
     of shorter ones. Of equal ends, the fewest messages (up to FEWEST_UP_TO of them).
+
+    Deferred pieces are the same seen backwards in time: what the forward pass comes to last may arrive last. What is
+    ready meanwhile waits for them.
     """
+    head = [item for item in items if item.level < 0]
+    rest = items[len(head) :]
+    last = max((item.due for item in head), default=0.0)
+    cuts = _merged(head[::-1], [last - item.due for item in reversed(head)], network)
+    batches = [tuple(head[len(head) - b : len(head) - a]) for a, b in reversed(cuts)]
+    arrived = sum(network.seconds(sum(item.bytes_ for item in batch)) for batch in batches)
+    cuts = _merged(rest, [max(item.ready, arrived) for item in rest], network)
+    return (*batches, *(tuple(rest[a:b]) for a, b in cuts))
+
+
+def _merged(items: Sequence[Item], ready: Sequence[float], network: Network) -> list[tuple[int, int]]:
+    """The best merge of items that are ready at these times: first and past the last of each message."""
     if not items:
-        return ()
-    model = _Model(items, network)
+        return []
+    model = _Model(items, ready, network)
     ends, cut = model.earliest()
     latest = ends[-1] * (1 + 1e-12)  # ends that differ by rounding only are equal
     cuts = _walk([cut] * len(items))
@@ -74,17 +89,17 @@ def mgwfbp(items: Sequence[Item], network: Network) -> Batches:
         if ends[-1] <= latest:
             cuts = _walk(passes)
             break
-    return tuple(tuple(items[a:b]) for a, b in zip(cuts, [*cuts[1:], len(items)], strict=True))
+    return list(zip(cuts, [*cuts[1:], len(items)], strict=True))
 
 
 class _Model:
     """MG-WFBP's model of a sequence. A prefix of it is given by the number of its items."""
 
-    def __init__(self, items: Sequence[Item], network: Network):
+    def __init__(self, items: Sequence[Item], ready: Sequence[float], network: Network):
         self._a, self._b = network.start_up_seconds, network.seconds_per_byte
         self._bytes = [0, *accumulate(item.bytes_ for item in items)]
         # A message's own readiness or that of the whole prefix: what came before it has been sent, so was ready.
-        self._ready = [*accumulate((item.ready for item in items), max)]
+        self._ready = [*accumulate(ready, max)]
         self._first = [0] * len(items)  # the first item that each can share a message with
         for k in range(1, len(items)):
             alike = items[k].group is not None and items[k].group == items[k - 1].group

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
 
 from tf_caramel.planner.events import Edges, Graph, graph_of
-from tf_caramel.planner.profile import Op, Profile
+from tf_caramel.planner.profile import Op, Profile, Transfer
 
 
 @dataclass
@@ -32,7 +32,8 @@ def compress(profile: Profile, edges: Edges = (), grain: float = 0.002) -> Profi
 
     grain: merged ops are no longer than this share of the step's compute seconds; a transfer may become ready later by
     as much. An op has the name of the last op in it. Ops of 0 seconds are left out, unless that makes more to wait
-    for. Transfers keep names, bytes and kinds, and lose their readers. Raises InputError as `simulate` does for edges.
+    for. Transfers keep names, bytes and kinds; their readers are the ops in which those are that read first and take
+    time. Raises InputError as `simulate` does for edges.
     """
     graph = graph_of(profile, edges)
     order = _executed(graph)
@@ -47,7 +48,7 @@ def compress(profile: Profile, edges: Edges = (), grain: float = 0.002) -> Profi
             awaited[op] |= awaited[i] | (1 << graph.transfer_at[i] if graph.transfer_at[i] >= 0 else 0)
     units = _chain(graph, [op for op in order if graph.seconds[op] > 0 and not awaited[op]], limit)
     _add_the_rest(units, graph, order, inputs, awaited, limit)
-    return _profile(profile, units)
+    return _profile(profile, graph, awaited, units)
 
 
 def _executed(graph: Graph) -> list[int]:
@@ -134,7 +135,7 @@ def _feeds_a_collective(graph: Graph, order: Sequence[int]) -> list[bool]:
     return feeds
 
 
-def _profile(profile: Profile, units: Sequence[_Unit]) -> Profile:
+def _profile(profile: Profile, graph: Graph, awaited: Sequence[int], units: Sequence[_Unit]) -> Profile:
     """The units as ops, in the order of their places as far as inputs allow."""
     waits = [len(unit.needs) for unit in units]
     consumers: list[list[int]] = [[] for _ in units]
@@ -159,5 +160,18 @@ def _profile(profile: Profile, units: Sequence[_Unit]) -> Profile:
         at[units[number].members[-1]] = len(ops)
         inputs = tuple(sorted(position[n] for n in units[number].needs))
         ops.append(Op(members[-1].name, seconds, inputs, members[0].start, members[-1].gate))
-    transfers = (replace(t, op=at[t.op], readers=()) for t in profile.transfers)
+    inside = {op: position[number] for number, unit in enumerate(units) for op in unit.members}
+    transfers = (replace(t, op=at[t.op], readers=_readers(t, graph, awaited, inside)) for t in profile.transfers)
     return replace(profile, ops=tuple(ops), transfers=tuple(sorted(transfers, key=lambda t: (t.op, t.name))))
+
+
+def _readers(transfer: Transfer, graph: Graph, awaited: Sequence[int], inside: Mapping[int, int]) -> tuple[int, ...]:
+    """The new ops that read: where a reader was left out, those with what waits for it and for no transfer."""
+    seen = list(transfer.readers)
+    known = set(seen)
+    for op in seen:
+        if op not in inside:
+            new = [c for c in graph.consumers[op] if c not in known and not awaited[c]]
+            known.update(new)
+            seen += new
+    return tuple(sorted({inside[op] for op in seen if op in inside} - {inside[transfer.op]}))

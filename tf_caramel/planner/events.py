@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 
 from tf_caramel.planner.profile import InputError, Network, Profile, Transfer
 from tf_caramel.planner.queues import Queue
+from tf_caramel.planner.structure import moved
 
 Edges = tuple[tuple[str, str], ...]
 
@@ -23,8 +24,8 @@ INSTANT = 1e-12  # of the step's work: events closer than this are one instant, 
 @dataclass(frozen=True)
 class Graph:
     """Of each op: seconds, waits (the number of ops it waits for), consumers (who waits for it), transfer_at (the
-    transfer whose collective it is, or -1), free (it takes time and waits for no transfer: the forward and backward
-    pass). By name: place (of an op), number (of a transfer).
+    transfer whose collective it is, or -1), free (it takes time and waits for no transfer but deferred ones: the
+    forward and backward pass). By name: place (of an op), number (of a transfer).
     """
 
     seconds: list[float]
@@ -111,8 +112,10 @@ def _graph(profile: Profile) -> Graph:
             raise InputError(f"profile: transfer {transfer.name!r}: its op {op.name!r} must be an op of 0 seconds")
         transfer_at[transfer.op] = number
     held_up = [False] * len(profile.ops)  # it waits for a transfer, directly or not
+    before = moved(profile)
     for i, op in enumerate(profile.ops):
-        held_up[i] = any(held_up[j] or transfer_at[j] >= 0 for j in op.inputs)
+        inputs = op.inputs if before[i] else [j for j in op.inputs if not before[j]]
+        held_up[i] = any(held_up[j] or transfer_at[j] >= 0 for j in inputs)
     return Graph(
         seconds=[op.seconds for op in profile.ops],
         waits=[len(op.inputs) for op in profile.ops],

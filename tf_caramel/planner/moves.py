@@ -22,8 +22,10 @@ MOST_PARTS = 16
 
 def neighbours(batches: Batches) -> Iterator[Batches]:
     """Every batching one step away: the last batch's tail split off, two batches merged, one split, a boundary moved,
-    two batches in each other's place."""
+    two batches in each other's place. With deferral the step begins to wait for the first batch: its head, too."""
     yield from _tails(batches)
+    if batches[0][0].level < 0:
+        yield from _heads(batches)
     for k in reversed(range(len(batches))):
         following = next((n for n in range(k + 1, len(batches)) if _alike(batches[k], batches[n])), None)
         if following is not None:
@@ -45,6 +47,14 @@ def _tails(batches: Batches) -> Iterator[Batches]:
     size = 1
     while size < len(last):
         yield (*batches[:-1], last[:-size], last[-size:])
+        size *= 2
+
+
+def _heads(batches: Batches) -> Iterator[Batches]:
+    first = batches[0]
+    size = 1
+    while size < len(first):
+        yield (first[:size], first[size:], *batches[1:])
         size *= 2
 
 

@@ -7,13 +7,14 @@ it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from tf_caramel.planner import flowshop, tictac
 from tf_caramel.planner.plan import Piece
 from tf_caramel.planner.profile import Network, Profile
-from tf_caramel.planner.structure import levels, readiness
+from tf_caramel.planner.structure import first_uses, levels, readiness
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Order:
 class Item:
     """A piece in a sequence; equal only to itself. ready: its start boundary, seconds.  priority: less is more urgent.
     group: pieces may share a message if their groups are equal; None: it travels alone and whole.
-    level: how many transfers it waits for; pieces of one level come before all of the next.
+    level: how many transfers it waits for; pieces of one level come before all of the next. -1: deferred.
+    due: of a deferred piece, when the forward pass would come to it if nothing held it up, seconds.
     """
 
     piece: Piece
@@ -38,6 +40,7 @@ class Item:
     group: Hashable = "float32"
     priority: int = 0
     level: int = 0
+    due: float = 0.0
 
 
 def ranks(order: Sequence[int], count: int) -> list[int]:
@@ -87,12 +90,25 @@ POLICIES: Mapping[str, Callable[[Profile], Order]] = {"fifo": fifo, "tic": tic, 
 
 def submission(profile: Profile, order: Order) -> tuple[Item, ...]:
     """The profile's gradients in the order in which they are submitted."""
+    ready, dues = readiness(profile, order.edges), due(profile, profile.deferred)
+
+    def item(k: int, level: int) -> Item:
+        t = profile.transfers[k]
+        group = None if t.kind is None else (level, t.kind)
+        return Item(Piece(t.name), t.bytes_, ready[k], group, order.priority[k], level, dues.get(t.name, 0.0))
+
     level = levels(profile)
-    items = [
-        Item(Piece(t.name), t.bytes_, ready, None if t.kind is None else (level[t.op], t.kind), priority, level[t.op])
-        for t, ready, priority in zip(profile.transfers, readiness(profile, order.edges), order.priority, strict=True)
-    ]
+    items = [item(k, level[t.op]) for k, t in enumerate(profile.transfers)]
     return sequence(items, profile.network)
+
+
+def due(profile: Profile, names: Collection[str]) -> dict[str, float]:
+    """Of transfers, when the forward pass comes to their parameters if nothing holds it up, seconds."""
+    if not names:
+        return {}
+    level, uses = levels(profile), first_uses(profile)
+    clock = [0.0, *accumulate(0.0 if level[p] else op.seconds for p, op in enumerate(profile.ops))]
+    return {name: clock[uses[name]] for name in names}
 
 
 def sequence(items: Sequence[Item], network: Network) -> tuple[Item, ...]:

@@ -10,7 +10,7 @@ import heapq
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,6 +45,7 @@ class Transfer:
     op: position of its collective, an op of 0 seconds: the transfer can start when the inputs of that op are done, and
     whoever has it among its inputs waits for the transfer.  kind: transfers may share a message only if their kinds are
     equal; None: it always travels alone and whole.  readers: positions of the ops that read its parameter.
+    deferrable: it and its updates may run in the next step instead.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Transfer:
     op: int
     kind: str | None = "float32"
     readers: tuple[int, ...] = ()
+    deferrable: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class Profile:
     """key: of the graph and the set-up.  cores: that one rank computes on.
     speeds: of each rank, its compute time over the profile's (1.0: as the profile says).
     tied: as TensorFlow traced the step, whoever waits for one transfer waits for all of them.
+    deferred: names of the transfers that with their updates are those of the step before (`defer.retime`).
     """
 
     key: str
@@ -104,6 +107,7 @@ class Profile:
     cores: float = 1.0
     speeds: tuple[float, ...] = field(default=(1.0, 1.0))
     tied: bool = False
+    deferred: tuple[str, ...] = ()
 
     @property
     def compute_seconds(self) -> float:
@@ -131,9 +135,10 @@ class Profile:
             "transfers": [
                 {"name": t.name, "bytes": t.bytes_, "op": names[t.op], "kind": t.kind}
                 | ({"readers": [names[i] for i in t.readers]} if t.readers else {})
+                | ({"deferrable": True} if t.deferrable else {})
                 for t in self.transfers
             ],
-        }
+        } | ({"deferred": list(self.deferred)} if self.deferred else {})
         return json.dumps(data, separators=(",", ":"), allow_nan=False)
 
     @classmethod
@@ -148,6 +153,8 @@ class Profile:
             (t.text("name"), t.count("bytes"), t.text("op"), t.text("kind", None), t.texts("readers", ()))
             for t in data.items("transfers")
         ]
+        deferrable = {t.text("name") for t in data.items("transfers") if t.flag("deferrable")}
+        deferred = data.texts("deferred", ())
         network = data.item("network")
         samples = network.value.get("samples", [])
         if not isinstance(samples, list) or not all(
@@ -174,8 +181,11 @@ class Profile:
         cores = data.seconds("cores", 1.0)
         if not cores:
             raise data.error("cores", cores, "a number above 0")
-        given = cls.make(data.text("key"), ops, transfers, fitted, cores, tuple(map(float, speeds)), source)
-        return replace(given, tied=data.flag("tied"))
+        speeds = tuple(map(float, speeds))
+        given = cls.make(data.text("key"), ops, transfers, fitted, cores, speeds, source, deferrable)
+        if unknown := sorted(set(deferred) - {t.name for t in given.transfers}):
+            raise data.error("deferred", unknown[0], "a transfer")
+        return replace(given, tied=data.flag("tied"), deferred=tuple(deferred))
 
     @classmethod
     def make(
@@ -187,9 +197,11 @@ class Profile:
         cores: float = 1.0,
         speeds: tuple[float, ...] = (1.0, 1.0),
         source: str = "profile",
+        deferrable: Collection[str] = (),
     ) -> Profile:
         """From ops (name, seconds, names of inputs, start, gate) and transfers (name, bytes, name of the collective,
-        kind, names of readers) in any order: the profile does not depend on it. Raises InputError."""
+        kind, names of readers) in any order: the profile does not depend on it.  deferrable: names of transfers.
+        Raises InputError."""
         given = {}
         for op in ops:
             if op[0] in given:
@@ -209,7 +221,10 @@ class Profile:
             for n in (op_name, *readers):
                 if n not in place:
                     raise InputError(f"{source}: transfer {name!r} names the op {n!r}, which is missing")
-            made.append(Transfer(name, bytes_, place[op_name], kind, tuple(sorted({place[r] for r in readers}))))
+            reading = tuple(sorted({place[r] for r in readers}))
+            made.append(Transfer(name, bytes_, place[op_name], kind, reading, name in deferrable))
+        if unknown := sorted(set(deferrable) - {t.name for t in made}):
+            raise InputError(f"{source}: {unknown[0]!r} is called deferrable, but it is no transfer")
         made.sort(key=lambda t: (t.op, t.name))
         for what, values in (("name", [t.name for t in made]), ("op", [t.op for t in made])):
             if len(set(values)) < len(values):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from tf_caramel.planner.batches import Batches, fixed, mgwfbp
+from tf_caramel.planner.batches import Batcher, Batches, fixed, mgwfbp
 from tf_caramel.planner.moves import chunked, neighbours
 from tf_caramel.planner.order import Item, Order, submission
 from tf_caramel.planner.plan import BodyPlan, Piece
@@ -38,6 +38,14 @@ class Effort:
 
     def simulations(self, step: Profile) -> int:
         return min(400, max(60, self.work // (len(step.ops) + len(step.transfers))))
+
+    def splits(self, step: Profile) -> int:
+        """How many sets of deferred transfers are judged."""
+        return max(24, self.simulations(step) // 3) if self.starts else 12
+
+    def finals(self, step: Profile) -> int:
+        """How many of them are looked into."""
+        return 2 if self.starts and self.simulations(step) > 100 else 1
 
 
 EFFORTS = {
@@ -84,7 +92,8 @@ def body_plan(batches: Batches, window: int, edges: tuple[tuple[str, str], ...] 
         sent[piece.transfer] += 1
         return replace(piece, part=sent[piece.transfer] - 1)
 
-    return BodyPlan(tuple(tuple(numbered(item.piece) for item in batch) for batch in batches), window, edges)
+    deferred = sum(batch[0].level < 0 for batch in batches)
+    return BodyPlan(tuple(tuple(numbered(item.piece) for item in batch) for batch in batches), window, edges, deferred)
 
 
 def adaptive(
@@ -139,6 +148,13 @@ def _plain(
     parts = [(level, message) for message in horovod for level in sorted({of[name].level for name in message})]
     parts.sort(key=lambda part: part[0])
     yield tuple(tuple(of[name] for name in message if of[name].level == level) for level, message in parts)
+
+
+def quick_batchers(network: Network) -> list[Batcher]:
+    """Those that say in few simulations what a set of deferred transfers is worth."""
+    start_up = network.start_up_seconds if network.queued_seconds is None else network.queued_seconds
+    queued = replace(network, start_up_seconds=start_up)
+    return [mgwfbp, lambda items, _: mgwfbp(items, queued)] if queued != network else [mgwfbp]
 
 
 def _messages(step: Profile, network: Network) -> list[tuple[str, ...]]:

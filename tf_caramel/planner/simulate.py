@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tf_caramel.planner.defer import retime
 from tf_caramel.planner.events import Graph, Log, Run, graph_of
 from tf_caramel.planner.plan import BodyPlan, Plan, check
 from tf_caramel.planner.profile import InputError, Network, Profile
@@ -27,7 +28,7 @@ class Message:
     pieces: as text.  ready: start boundary, all its gradients are there on the slowest rank.
     submitted: handed to the network (ready, in its turn, let in by the window).  start, end: it travels.
     needed: end boundary: the latest end that would not delay the step's end, all else in the order in which it ran and
-    taking as long as it took.
+    taking as long as it took.  deferred: it is of the step before, and its gradients were there from the start.
     """
 
     pieces: tuple[str, ...]
@@ -37,6 +38,7 @@ class Message:
     start: float
     end: float
     needed: float
+    deferred: bool = False
 
     @property
     def slack(self) -> float:
@@ -64,6 +66,7 @@ class Outcome:
     straggler_seconds: of the fastest rank: time in which its network stands still although the gradients of the next
     message are there, because those of the slowest are not. The wait at the end of the step is not in it.
     messages: in the order in which they travelled.  spans: only if they were asked for.
+    deferred_bytes: of the gradients that are kept from one step to the next.
     """
 
     step_seconds: float
@@ -74,6 +77,7 @@ class Outcome:
     straggler_seconds: float
     messages: tuple[Message, ...]
     spans: tuple[Span, ...] = ()
+    deferred_bytes: int = 0
 
 
 def simulate(
@@ -88,7 +92,8 @@ def simulate(
     detail: bool = True,
 ) -> Outcome:
     """plan: None simulates Horovod as it comes, with its settings `fusion_bytes` and `cycle_seconds`. A plan's batches
-    are never fused: without a window (0) nothing keeps Horovod from it, which is not simulated.
+    are never fused: without a window (0) nothing keeps Horovod from it, which is not simulated. If it defers batches,
+    the retimed step is simulated (`defer`).
 
     network: instead of the profile's.  streams: ops that a rank computes at once.  detail: False leaves `messages`
     empty, trusts the plan in kinds and slices, and takes half the time.
@@ -99,6 +104,8 @@ def simulate(
     if streams < 1:
         raise InputError(f"streams: {streams}, but it must be 1 or more")
     network = network or profile.network
+    if plan and plan.deferred and not profile.deferred:
+        profile = retime(profile, plan.deferred_transfers)
     graph = graph_of(profile, plan.edges if plan else ())
     speeds = sorted(set(profile.speeds))
     pieces = [1] * len(graph.transfers)
@@ -142,6 +149,7 @@ def simulate(
         straggler_seconds=result.straggler_seconds,
         messages=_messages(graph, plan, queue, log, result.step_seconds) if log and detail else (),
         spans=_spans(profile, log, len(speeds) - 1) if log and spans else (),
+        deferred_bytes=sum(graph.transfers[graph.number[name]].bytes_ for name in profile.deferred),
     )
 
 
@@ -196,7 +204,8 @@ def _messages(
         if group < 0:
             names = map(str, plan.batches[k]) if plan else (graph.transfers[t].name for t in queue.members[k])
             times = (queue.ready[k], queue.submitted[k], start, end, max(end, needed[k]))  # max: rounding
-            result.append(Message(tuple(names), queue.bytes_[k], *times))
+            deferred = plan is not None and k < plan.deferred
+            result.append(Message(tuple(names), queue.bytes_[k], *times, deferred))
     return tuple(result)
 
 

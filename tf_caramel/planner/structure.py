@@ -46,17 +46,39 @@ def ticks(seconds: float) -> int:
 
 
 @once_a_graph
+def moved(profile: Profile) -> tuple[bool, ...]:
+    """Of each op whether it is the collective or an update of a deferred transfer: of the step before. The ops that
+    read such a transfer's parameter wait for it but belong to this step."""
+    result = [False] * len(profile.ops)
+    if profile.deferred:
+        names = set(profile.deferred)
+        deferred = [t for t in profile.transfers if t.name in names]
+        collectives, readers = {t.op for t in deferred}, {r for t in deferred for r in t.readers}
+        for position, op in enumerate(profile.ops):
+            after = position not in readers and any(result[i] for i in op.inputs)
+            result[position] = after or position in collectives
+    return tuple(result)
+
+
+@once_a_graph
 def levels(profile: Profile) -> tuple[int, ...]:
     """Of each op: how many transfers, one after the other, it waits for at most. 0: forward and backward pass.
 
     A collective has the level of its inputs. Gradients of different levels can neither share a message nor change
-    places.
+    places. What is left of the step before has level -1, and waiting for it counts nothing.
     """
-    collectives = {t.op for t in profile.transfers}
+    collectives, before = {t.op for t in profile.transfers}, moved(profile)
     result: list[int] = []
-    for op in profile.ops:
-        result.append(max((result[i] + (i in collectives) for i in op.inputs), default=0))
+    for position, op in enumerate(profile.ops):
+        level = max((result[i] + (i in collectives) for i in op.inputs if not before[i]), default=0)
+        result.append(-1 if before[position] else level)
     return tuple(result)
+
+
+def first_uses(profile: Profile) -> dict[str, int]:
+    """Transfer -> position of the first op of a step that reads its parameter; after the last op if none does."""
+    level = levels(profile)
+    return {t.name: min((r for r in t.readers if not level[r]), default=len(profile.ops)) for t in profile.transfers}
 
 
 @dataclass(frozen=True)
@@ -101,6 +123,7 @@ def bit_matrix(sets: Iterable[int], width: int) -> npt.NDArray[np.bool_]:
 def readiness(profile: Profile, edges: Sequence[tuple[str, str]] = ()) -> list[float]:
     """Start boundary of each transfer, seconds: one stream runs the ops as seen, `edges` kept, and no transfer waits
     for another. Ops that wait for transfers and that no other transfer needs (updates) stay out: they can run later.
+    Deferred transfers are ready at 0 and arrive one after the other, in order of first use.
 
     Raises InputError if an edge names an unknown op or closes a circle.
     """
@@ -126,6 +149,7 @@ def _executed(profile: Profile, edges: Sequence[tuple[str, str]]) -> list[float]
                 needed[i] = True
     ready: list[int] = []
     arriving: list[tuple[float, int]] = []
+    deferred = _arrivals(profile)
     result = [0.0] * len(profile.transfers)
     clock = 0.0
 
@@ -135,7 +159,8 @@ def _executed(profile: Profile, edges: Sequence[tuple[str, str]]) -> list[float]
             heapq.heappush(ready, position)
         else:
             result[k] = clock
-            heapq.heappush(arriving, (clock + profile.network.seconds(profile.transfers[k].bytes_), position))
+            travel = profile.network.seconds(profile.transfers[k].bytes_)
+            heapq.heappush(arriving, (deferred.get(position, clock + travel), position))
 
     left = {p for p, n in enumerate(needed) if n}
     for position in sorted(left):
@@ -157,6 +182,16 @@ def _executed(profile: Profile, edges: Sequence[tuple[str, str]]) -> list[float]
     if left:
         stuck = ", ".join(profile.ops[p].name for p in sorted(left)[:5])
         raise InputError(f"edges: with them, these ops wait for each other in a circle: {stuck}")
+    return result
+
+
+def _arrivals(profile: Profile) -> dict[int, float]:
+    """Of each deferred collective when it arrives, if start-ups cost nothing but once."""
+    names, uses = set(profile.deferred), first_uses(profile) if profile.deferred else {}
+    bytes_, result = 0, {}
+    for t in sorted((t for t in profile.transfers if t.name in names), key=lambda t: (uses[t.name], t.op)):
+        bytes_ += t.bytes_
+        result[t.op] = profile.network.seconds(bytes_)
     return result
 
 

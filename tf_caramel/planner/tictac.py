@@ -125,7 +125,7 @@ def _dependents(profile: Profile) -> tuple[tuple[int, ...], tuple[tuple[float, t
     counted = [k for k, n in enumerate(level) if not n and k not in collectives]
     recvs = tuple(k for k, t in enumerate(profile.transfers) if any(not level[r] for r in t.readers))
     place = {position: len(recvs) + k for k, position in enumerate(counted)}
-    inputs = {position: [place[i] for i in profile.ops[position].inputs] for position in counted}
+    inputs = {position: [place[i] for i in profile.ops[position].inputs if i in place] for position in counted}
     for number, k in enumerate(recvs):
         for reader in profile.transfers[k].readers:
             if reader in inputs:
@@ -138,7 +138,7 @@ def recv_graph(profile: Profile) -> tuple[tuple[int, ...], list[Node]]:
     transfers.
 
     The readers of a parameter wait for its transfer; nothing waits for a gradient, and what waits for a collective of
-    its own step (updates) does not count.
+    its own step (updates) does not count, nor does what is left of the step before.
     """
     recvs, ops = _dependents(profile)
     network, transfers = profile.network, profile.transfers

@@ -76,6 +76,8 @@ def observe(step: Step, calls: list[Done], network: Network) -> dict[str, Any]:
         "outside": outside,
         "steps": seen[0][1].steps,
         "tied": collectives.tied,
+        "undeferrable": dict(collectives.undeferrable),
+        "may_defer": step.may_defer(collectives.looped),
         "speed": trace.speed([times for _, times in seen], merged),
         "step_seconds": statistics.median(d.seconds for d in calls if d.trace is None) / seen[0][1].steps,
         "traced_step_seconds": statistics.median(d.seconds / t.steps for d, t in seen),
@@ -123,8 +125,15 @@ def merge(key: str, shown: dict[int, Any]) -> tuple[Profile, Facts]:
     transfers = [
         (n, b, node, kind, [r for r in readers if r in known]) for n, b, node, kind, readers in lead["transfers"]
     ]
-    profile = Profile.make(key, ops, transfers, network, cores, speeds, source="the traced profile")
+    refused = {name: why for row in reversed(rows) for name, why in row["undeferrable"].items()}
+    deferrable = [t[0] for t in transfers if t[0] not in refused]
+    profile = Profile.make(
+        key, ops, transfers, network, cores, speeds, source="the traced profile", deferrable=deferrable
+    )
     why = []
+    if refused:
+        name = min(refused)
+        why.append(f"{len(refused)} of {len(transfers)} gradients are not deferred; {name}: {refused[name]}")
     if max(row["unmatched"] for row in rows) > _UNMATCHED:
         why.append(f"{max(row['unmatched'] for row in rows):.0%} of the traced time belongs to no op of the step")
     return replace(profile, tied=lead["tied"]), Facts(

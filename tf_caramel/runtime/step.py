@@ -1,6 +1,7 @@
 """A step: all traced functions with the same collectives, the plans they can run under (arms), and which one does.
 
-An arm is called "traced" (as TensorFlow traced the function), "static" (the plan made without times) or "measured".
+An arm is called "traced" (as TensorFlow traced the function), "static" (the plan made without times), "measured" or
+"deferred" (measured, with updates in the next step).
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import horovod.tensorflow as hvd
 
 from graph_passes import analysis, chunk, manager, ops
-from graph_passes.defer import WHOLE
+from graph_passes.defer import WHOLE, prospects
 from graph_passes.graph import Body, Module
 from graph_passes.inline import Inline
+from graph_passes.loops import above
 from graph_passes.pass_base import Batch
 from graph_passes.pass_base import BodyPlan as BoundBody
 from graph_passes.pass_base import Plan as BoundPlan
@@ -39,6 +41,7 @@ class Collectives:
 
     nodes: name -> node.  bytes_: None where unknown.  kinds: None: travels alone and whole.  ops: of the nodes.
     ready: any number that orders.  tied: as traced, who waits for one of them waits for all.
+    undeferrable: name -> why its update cannot run in the next step.  looped: one call may be several steps.
     """
 
     body: Body
@@ -49,6 +52,8 @@ class Collectives:
     ready: Mapping[str, int]
     found: tuple[analysis.Collective, ...]
     tied: bool = False
+    undeferrable: Mapping[str, str] = field(default_factory=dict)
+    looped: bool = False
 
     @property
     def keys(self) -> list[str]:
@@ -120,7 +125,10 @@ class Function:
         module = self.module()
         done = manager.run([Inline(), Untie()], module, lambda _: {}, tf_private.output_count)
         (found,) = [c for body in module.reachable() if (c := collectives(body))]
-        return replace(found, tied=done["untie"]["ties"] > 0)
+        why = {one.collective: one.obstacle for one in prospects(module, found.body)}
+        undeferrable = {name: reason for name, node in found.nodes.items() if (reason := why[node])}
+        looped = any(caller.node.op in ops.WHILES for caller in above(module, found.body))
+        return replace(found, tied=done["untie"]["ties"] > 0, undeferrable=undeferrable, looped=looped)
 
 
 class Step:
@@ -156,6 +164,15 @@ class Step:
         self.life: Any = None
         self.next: Call | None = None
 
+    @property
+    def plain(self) -> str:
+        """The arm that runs, or the one in its place where deferring is not allowed."""
+        return self.fallback if self._defers() else self.arm
+
+    def may_defer(self, looped: bool) -> bool:
+        """May updates be pending between two of the next steps? looped: one call may be several steps."""
+        return fitting.across(self) or (looped and self.config.defer in ("auto", "within"))
+
     def measure(self) -> None:
         """From the next call on, calls are counted and measured."""
         self.life = self.tuner.live()
@@ -168,12 +185,12 @@ class Step:
         return self.arm in self.plans and self.plans[self.arm].bodies == plan.bodies
 
     def messages(self) -> dict[str, int]:
-        """Of the arm that runs: last part of a collective's name -> bytes."""
+        """Of the plain arm: last part of a collective's name -> bytes."""
         function = next(f for f in self.functions if f.concrete() is not None)
         found = function.collectives()
-        if self.arm == "traced":
+        if self.plain == "traced":
             return {c.key: c.bytes_ or 0 for c in found.found}
-        plan = self.plans[self.arm]
+        plan = self.plans[self.plain]
         bound = bind(plan, [found], self.signature)[found.body.name]
         return {
             batch.name: sum(piece.bytes_of(found.bytes_[piece.transfer] or 0) for piece in pieces)
@@ -203,14 +220,14 @@ class Step:
             function.arms[arm] = atomic
         return None
 
-    def settle(self, arm: str) -> None:
-        """That arm runs from now on; those that are not needed again go."""
-        self.arm = arm
+    def settle(self, arm: str, fallback: str) -> None:
+        """That arm runs from now on; those that are not needed again go. fallback: does not defer."""
+        self.arm, self.fallback = arm, fallback
         for function in self.functions:
-            function.arms = {name: f for name, f in function.arms.items() if name in (arm, "traced")}
+            function.arms = {name: f for name, f in function.arms.items() if name in (arm, fallback, "traced")}
             if function.dispatch is not None:
-                function.dispatch.arm = function.arms[arm]
-        self.plans = {name: plan for name, plan in self.plans.items() if name == arm}
+                function.dispatch.arm = function.arms[self.plain]
+        self.plans = {name: plan for name, plan in self.plans.items() if name in (arm, fallback)}
 
     def save(self) -> None:
         """One rank keeps what was measured."""
@@ -250,8 +267,7 @@ class Step:
         if self.life is None and not self._defers():
             tf_private.swap(concrete, function.arms[self.arm])
         else:
-            inside = function.arms[self.fallback if self._defers() else self.arm]
-            function.dispatch = tf_private.dispatch(concrete, inside, self._around(function))
+            function.dispatch = tf_private.dispatch(concrete, function.arms[self.plain], self._around(function))
 
     def _defers(self) -> bool:
         return self.arm in self.plans and any(body.deferred for body in self.plans[self.arm].bodies)
@@ -281,29 +297,32 @@ class Step:
         def counted(args: tuple[Any, ...]) -> Any:
             call = self.next
             if call is None:
-                return self._run(function, self.arm, args)
+                return self._run(function, self.arm, args)[0]
             tracing, trace = self._start_tracing() if call.traced else (None, None)
             began = time.perf_counter()
             try:
-                results = self._run(function, call.arm, args)
+                results, arm, steady = self._run(function, call.arm, args)
                 seconds = time.perf_counter() - began
             finally:
                 if tracing is not None:
                     trace = tracing.stop()
-            self._advance(Done(function, seconds, trace))
+            self._advance(Done(function, arm, steady, seconds, trace))
             return results
 
         return around
 
-    def _run(self, function: Function, arm: str, args: tuple[Any, ...]) -> Any:
+    def _run(self, function: Function, arm: str, args: tuple[Any, ...]) -> tuple[Any, str, bool]:
+        """The results, which arm ran (deferring is not always allowed), and whether it ran as it always will."""
         runs = function.arms[arm]
         if isinstance(runs, deferral.Phases):
             across = fitting.across(self)
-            if across or (runs.loop and self.config.defer in ("auto", "within")):
-                return self._deferred(runs, args, across)
-            runs = function.arms[self.fallback]
+            if across or self.may_defer(runs.loop):
+                steady = runs.loop or self.pending.of is runs
+                return self._deferred(runs, args, across), arm, steady
+            arm = self.fallback
+            runs = function.arms[arm]
         self.pending.flush()
-        return runs.call_flat(*args)
+        return runs.call_flat(*args), arm, True
 
     def _deferred(self, runs: deferral.Phases, args: tuple[Any, ...], across: bool) -> Any:
         try:

@@ -18,7 +18,7 @@ from tf_caramel.planner.calibrate import calibrate
 from tf_caramel.planner.plan import Plan
 from tf_caramel.planner.profile import Profile
 from tf_caramel.planner.record import Observed, Record
-from tf_caramel.runtime import probe, profiling
+from tf_caramel.runtime import fitting, probe, profiling
 
 if TYPE_CHECKING:
     from tf_caramel.runtime.step import Function, Step
@@ -45,9 +45,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Done:
-    """How it went. trace: what the tracer gave, or why it gave nothing."""
+    """How it went. arm: what ran.  trace: what the tracer gave, or why it gave nothing.
+    steady: it ran as it does again and again (a first step that defers has nothing to apply).
+    """
 
     function: Function
+    arm: str
+    steady: bool
     seconds: float
     trace: bytes | str | None = None
 
@@ -88,15 +92,13 @@ class Tuner:
         """Traces, plans and judges; afterwards the best arm runs."""
         verdict = self._plan((yield from self.trace()))
         self.record = replace(self.record, why=tuple(verdict["why"]))
-        arms = [self.step.arm, *(["traced"] if self.step.arm != "traced" else [])]
-        if "plan" in verdict:
-            self.planned = plan = Plan.from_json(verdict["plan"])
-            if self.step.runs(plan):
-                self._say_not("the measured plan is the one that runs already")
-            else:
-                reason = self.step.add("measured", plan)
+        arms = list(dict.fromkeys([self.step.plain, "traced"]))
+        for arm in ("measured", "deferred"):
+            if arm in verdict:
+                self.planned = plan = Plan.from_json(verdict[arm])
+                reason = f"the {arm} plan runs already" if self.step.runs(plan) else self.step.add(arm, plan)
                 if reason is None:
-                    arms = ["measured", *(arm for arm in arms if arm != "measured")]
+                    arms = [arm, *(other for other in arms if other != arm)]
                 else:
                     self._say_not(reason)
         yield from self._compare(arms)
@@ -105,7 +107,7 @@ class Tuner:
         """Some calls untraced, then some traced: how each went."""
         calls = []
         for traced in [False] * UNTRACED + [True] * self.step.config.trace_steps:
-            calls.append((yield Call(self.step.arm, traced)))
+            calls.append((yield Call(self.step.plain, traced)))
         return calls
 
     def _compare(self, arms: list[str]) -> Life:
@@ -117,12 +119,13 @@ class Tuner:
                 for k in range(warm + CALLS):
                     done = yield Call(arm)
                     # What ran before left its marks (caches, the other arm's last message): the first is not counted.
-                    if k > warm:
+                    if k > warm and done.arm == arm and done.steady:
                         seconds[arm].append(done.seconds)
-        self._judge(seconds)
+        self._judge({arm: times for arm, times in seconds.items() if times})
 
     def _plan(self, calls: list[Done]) -> dict[str, Any]:
         """The ranks merge what they traced; one of them plans. {"why": [...]} and, if all is well, "plan"."""
+        fitting.across(self.step)  # the ranks agree on it here, where none of them can have failed yet
         try:
             mine = profiling.observe(self.step, calls, probe.network())
         except Exception as error:  # the others have to be told, or they would wait
@@ -134,10 +137,13 @@ class Tuner:
         try:
             seen, facts = profiling.merge(self.step.key, shown)
             self.steps = facts.steps
-            running = self.step.plans.get(self.step.arm)
+            running = self.step.plans.get(self.step.plain)
             self.profile = calibrate(seen, running.bodies[0] if running else None, facts.step_seconds)
             order, batches = decide.parse(self.step.config.plan)
             body = decide.decide(self.profile, order, batches)
+            deferring = body
+            if all(shown[rank]["may_defer"] for rank in sorted(shown)):
+                deferring = decide.decide(self.profile, order, batches, defer=True)
         except profiling.CannotMergeError as reason:
             return {"why": [f"no measured plan: {reason}"]}
         except Exception as error:
@@ -153,12 +159,13 @@ class Tuner:
             observed=tuple(Observed(*message) for message in facts.messages),
             unmatched=facts.unmatched,
         )
-        return {"plan": Plan((body,), self.step.config.plan).to_json(), "why": facts.why}
+        plans = {"measured": body} | ({"deferred": deferring} if deferring.deferred else {})
+        return {arm: Plan((one,), self.step.config.plan).to_json() for arm, one in plans.items()} | {"why": facts.why}
 
     def _judge(self, seconds: dict[str, list[float]]) -> None:
         verdict = self.step.agree("judged", seconds, _judge)
-        chosen, self.reference = verdict["chosen"], verdict["median"][verdict["chosen"]]
-        median = verdict["median"]
+        chosen, median = verdict["chosen"], verdict["median"]
+        self.reference = median[chosen]
         said = ", ".join(f"{arm} {1e3 * median[arm]:.1f} ms" for arm in sorted(median))
         log.info("tf_caramel: %s runs as %s from now on (%s)", self.step.label, chosen, said)
         if chosen == "traced" and len(median) > 1:
@@ -168,9 +175,9 @@ class Tuner:
             chosen=chosen,
             arms={arm: tuple(times) for arm, times in verdict["seconds"].items()},
         )
-        if self.profile is not None:  # now that it is known what a step takes in the long run
+        if self.profile is not None and "traced" in median:  # now that it is known what a step takes in the long run
             self.profile = calibrate(self.profile, None, median["traced"] / self.steps, SLOWEST)
-        self.step.settle(chosen)
+        self.step.settle(chosen, min((arm for arm in median if arm != "deferred"), key=median.__getitem__))
         self.step.save()
 
     def _watch(self) -> Life:

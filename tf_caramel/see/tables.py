@@ -19,7 +19,11 @@ from tf_caramel.planner.what_if import Row, scaling
 from tf_caramel.see.reports import Entry, Step
 from tf_caramel.see.timeline import made_by, ready_times
 
-OTHERS = {"static": "static plan, made without times", "measured": "plan from the profile"}
+OTHERS = {
+    "static": "static plan, made without times",
+    "measured": "plan from the profile",
+    "deferred": "plan with updates in the next step",
+}
 LEAST = 10
 TAPE = "gradient_tape/"  # before the names of most ops that make gradients
 _NONE = "-"
