@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from graph_passes import defer, loops, manager, ops
 from graph_passes.graph import GraphError, Module
 from graph_passes.pass_base import Plan as BoundPlan
-from tf_caramel.runtime import tf_private, watchdog
+from tf_caramel.runtime import ranks, tf_private, watchdog
 
 log = logging.getLogger("tf_caramel")
 _numbers = itertools.count()
@@ -115,7 +114,7 @@ class Pending:
             log.error(
                 "tf_caramel, rank %d: an error came while the updates of the step before were being applied; those "
                 "that were not are lost, so the weights on this rank may be incomplete",
-                hvd.rank() if hvd.is_initialized() else 0,
+                ranks.here()[0],
             )
 
 

@@ -114,8 +114,7 @@ class Scope:
         deferral.flush()
 
     def __enter__(self) -> Scope:
-        if not _scopes:
-            ranks.back()
+        ranks.back()
         _scopes.append(self)
         return self
 
@@ -129,7 +128,7 @@ class Scope:
             _scopes.remove(self)
             if self.given is not None:
                 self.given.callbacks[:] = [c for c in self.given.callbacks if c not in self.ends]
-            if error is not None and not _scopes and not isinstance(error, ranks.AgreementError):
+            if error is not None and not isinstance(error, ranks.AgreementError):
                 ranks.leave(f"{type(error).__name__}: {error}"[:_LONGEST])
 
 

@@ -7,6 +7,7 @@ then named instead of waited for for ever. Without that store (MPI) an all-gathe
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import threading
@@ -34,6 +35,17 @@ class AgreementError(Exception):  # not RuntimeError: AutoGraph keeps the type o
 def world() -> tuple[int, ...]:
     """The ranks of this job; just this one before hvd.init()."""
     return tuple(range(hvd.size())) if hvd.is_initialized() else (0,)
+
+
+_known = (0, 1)  # before hvd.init()
+
+
+def here() -> tuple[int, int]:
+    """(this rank, how many there are), also when Horovod has been shut down."""
+    global _known
+    with contextlib.suppress(ValueError):  # Horovod may be shut down at any time
+        _known = hvd.rank(), hvd.size()
+    return _known
 
 
 def members(process_set_ids: Iterable[int]) -> tuple[int, ...]:
@@ -67,7 +79,7 @@ def agree(topic: str, payload: Any, judge: Judge, ranks: Sequence[int], timeout_
 def fatal(text: str) -> AgreementError:
     """The error to raise. Should the process then hang in Horovod's shutdown, which waits for the others, end it."""
     atexit.register(lambda: threading.Thread(target=_end_soon, daemon=True).start())
-    return AgreementError(f"tf_caramel, rank {hvd.rank()}: {text}")
+    return AgreementError(f"tf_caramel, rank {here()[0]}: {text}")
 
 
 def _end_soon() -> None:
@@ -81,7 +93,7 @@ _away = False
 def leave(why: str) -> None:
     """Tells the others that this rank has left training with an error. Nothing without the launcher's store."""
     global _away
-    if hvd.is_initialized() and hvd.size() > 1 and _tell(why):
+    if here()[1] > 1 and _tell(why):
         _away = True
 
 
@@ -97,7 +109,7 @@ def _tell(why: str | None) -> bool:
     if store is None:
         return False
     try:
-        store.put(f"left.{hvd.rank()}", why)
+        store.put(f"left.{here()[0]}", why)
         store.put("left", True)
     except (urllib.error.URLError, OSError):
         return False  # the launcher has gone, and so will the others
@@ -110,7 +122,7 @@ def left() -> dict[int, str]:
     try:
         if store is None or not store.get("left"):
             return {}
-        told = {rank: store.get(f"left.{rank}") for rank in world()}
+        told = {rank: store.get(f"left.{rank}") for rank in range(here()[1])}
     except (urllib.error.URLError, OSError):
         return {}
     return {rank: why for rank, why in told.items() if why is not None}

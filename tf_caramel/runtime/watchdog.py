@@ -40,6 +40,7 @@ class Watch:
 
     def __enter__(self) -> Watch:
         _start()
+        ranks.back()
         self.began = time.monotonic()
         _running[self.number] = self
         return self
@@ -61,7 +62,7 @@ class Watch:
 
 
 def _who_left() -> str | None:
-    left = {rank: why for rank, why in ranks.left().items() if rank != hvd.rank()}
+    left = {rank: why for rank, why in ranks.left().items() if rank != ranks.here()[0]}
     if not left:
         return None
     rank = min(left)
@@ -72,6 +73,7 @@ def _who_left() -> str | None:
 def _start() -> None:
     global _thread
     if _thread is None:
+        ranks.here()
         _thread = threading.Thread(target=_watch, name="tf_caramel watchdog", daemon=True)
         _thread.start()
 
@@ -86,7 +88,7 @@ def _watch() -> None:
 
 
 def _end(watch: Watch) -> None:
-    log.error("tf_caramel, rank %d: %s", hvd.rank(), watch.ended)
+    log.error("tf_caramel, rank %d: %s", ranks.here()[0], watch.ended)
     threading.Thread(target=hvd.shutdown, daemon=True).start()  # outstanding collectives fail then, on all ranks
     time.sleep(_LAST_SECONDS)
     if watch.number in _running:

@@ -2,9 +2,8 @@
 
 import os
 import sys
-import threading
 
-from common import KERAS_3, RANK, data, digest, keras, mlp, np, put, state, tf, tf_caramel
+from common import KERAS_3, RANK, data, digest, keras, mlp, put, state, tf, tf_caramel
 from deferring import Lines, plans
 
 from tf_caramel.runtime import deferral, fitting, hook
@@ -89,7 +88,7 @@ def both(case, *arguments):
 
 
 def matrix():
-    """Every optimizer, with one and with several steps in a call; the loss of every call (the callback may see it)."""
+    """Every optimizer, with the loss of every call (the callback may see it), and once with several steps in a call."""
 
     def case(make, steps):
         losses = []
@@ -99,9 +98,9 @@ def matrix():
         return {"state": state(model, model.optimizer), "losses": losses, "epochs": epochs}
 
     for name, make in OPTIMIZERS.items():
-        if not os.environ.get("ONLY") or name in os.environ["ONLY"].split(","):
-            for steps in (1, 4):
-                put(f"{name} {steps}", both(case, make, steps))
+        put(name, both(case, make, 1))
+        ANSWERS.clear()
+        put(f"{name}, several steps", case(make, 4) | {"across": sum(ANSWERS)})
     put("report", str(tf_caramel.report()))
 
 
@@ -120,12 +119,11 @@ class Looks(keras.callbacks.Callback):
 
 
 def looks():
-    """Weights and slots as seen by callbacks, validation, prediction and saving inside fit; then once more by fit."""
+    """Weights and slots as seen by callbacks, validation, prediction and saving inside fit; then fit goes on."""
 
     def case(everywhere, steps):
         folder = os.environ["FOLDER"]
         watch = Looks(everywhere)
-        lines = [watch]
         model = compiled(keras.optimizers.Adam(0.01), steps)
         other = keras.Model(model.inputs, model.layers[1].output)  # shares a layer
         x, y = data(16)
@@ -142,18 +140,16 @@ def looks():
                     loaded = keras.models.load_model(f"{folder}/look.keras")
                     watch.seen.append(["saved", digest(loaded.get_weights())])
 
-        lines += [Uses(), keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=10.0)]
-        if RANK == 0:
-            lines.append(keras.callbacks.ModelCheckpoint(f"{folder}/check.weights.h5", save_weights_only=True))
-        losses = fit(model, callbacks=lines, validation_data=(x, y))
+        slower = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=10.0)
+        saves = keras.callbacks.ModelCheckpoint(f"{folder}/check.weights.h5", save_weights_only=True)
+        users = [watch, Uses(), slower, *([saves] if RANK == 0 else [])]
+        losses = fit(model, callbacks=users, validation_data=(x, y))
         model.optimizer.learning_rate = 0.003
         losses += fit(model, callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)])
         return {"seen": watch.seen, "losses": losses, "state": state(model, model.optimizer)}
 
     put("at epochs", both(case, False, 1))
-    put("several steps", both(case, False, 4))
-    put("at batches", both(case, True, 1))
-    put("why", [step.remarks for step in hook.steps()])
+    put("at batches", both(case, True, 4))
 
 
 def callbacks():
@@ -233,7 +229,7 @@ def resumes():
         return state(model, model.optimizer)
 
     put("resumed", both(case, True))
-    put("at once", both(case, False))
+    put("at once", case(False))
 
 
 def data_end():
@@ -246,7 +242,7 @@ def data_end():
         losses = fit(model, x=slices.filter(lambda *_: True), epochs=2)
         return {"state": state(model, model.optimizer), "losses": losses}
 
-    for samples, steps in ((48, 4), (40, 4), (24, 4), (40, 1)):
+    for samples, steps in ((48, 4), (24, 4), (40, 1)):
         put(f"{samples} {steps}", both(case, samples, steps))
 
 
@@ -266,7 +262,71 @@ def bad_batch():
     put("bad batch", both(case))
 
 
+def nested():
+    """A callback trains another model when an epoch ends; then it fails, and fit is called again."""
+
+    def case():
+        inner, outer = compiled(keras.optimizers.SGD(0.1)), compiled(keras.optimizers.Adam(0.01))
+        seen = []
+
+        class Trains(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                fit(inner, epochs=1)
+                seen.append([waiting(), digest(inner.trainable_weights), digest(outer.trainable_weights)])
+                if epoch:
+                    raise KeyError("enough")
+
+        try:
+            fit(outer, callbacks=[Trains()])
+        except KeyError:
+            seen.append(waiting())
+        fit(outer, epochs=1)
+        return [seen, state(outer, outer.optimizer), state(inner, inner.optimizer)]
+
+    put("nested", both(case))
+
+
+def loop():
+    """A loop of the user's own, who flushes before looking (TF_CARAMEL_DEFER=across)."""
+
+    def case():
+        model, optimizer = mlp(), wrapped(keras.optimizers.Adam(0.01))
+        if KERAS_3:
+            optimizer.build(model.trainable_variables)
+
+        @tf.function
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = LOSS(y, model(x, training=True))
+            optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+            return loss
+
+        x, y = data(80)
+        seen = []
+        for k in range(0, 80, 8):
+            size = 5 if k == 40 + 8 * RANK else 8  # traced anew, not at the same step on both ranks
+            loss = float(step(tf.constant(x[k : k + size]), tf.constant(y[k : k + size])))
+            seen.append([loss, waiting() == plans.deferred, tf_caramel.flush() == plans.deferred if k % 24 == 0 else 0])
+            if k % 24 == 0:
+                seen.append([tf_caramel.flush(), state(model, optimizer)])
+        tf_caramel.flush()
+        return [seen, state(model, optimizer)]
+
+    put("loop", both(case))
+
+
+def repeats():
+    """The same training twice, on three ranks."""
+
+    def case():
+        model = compiled(keras.optimizers.Adam(0.01))
+        return [fit(model), state(model, model.optimizer)]
+
+    put("first", case())
+    put("again", case())
+    put("across", sum(ANSWERS))
+
+
 for current in sys.argv[1:]:
     globals()[current]()
 put("log", Lines.lines)
-_ = np, threading

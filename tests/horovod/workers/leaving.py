@@ -43,9 +43,7 @@ def fail():
 
 def trained(steps, callbacks=()):
     model = mlp()
-    model.compile(
-        tf_caramel.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)), LOSS, jit_compile=False
-    )
+    model.compile(tf_caramel.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)), LOSS, jit_compile=False)
     x, y = data(80)
     began = time.monotonic()
     try:
