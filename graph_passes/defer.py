@@ -4,6 +4,8 @@ A step function becomes one of three. "start": nothing is pending; the deferred 
 updates take from this step, are kept in pending variables. "middle": first sends and applies what the step before
 kept, each reader of a parameter waiting for its update only, then keeps its own. "flush": the head alone. Each body
 in between that holds the step in a loop starts the loop with its first turn.
+
+The stage variable says how far each got: whoever looks after a call that failed can tell whether something is pending.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from graph_passes.pass_base import BodyPlan, PassResult, Plan
 
 WHOLE, START, MIDDLE, FLUSH = "whole", "start", "middle", "flush"
 PENDING = "caramel_pending"
+STAGE = "stage"  # last part of the name of an int64 variable on the host, whose values are
+APPLIED, APPLYING, KEPT = 0, 1, 2  # nothing is pending; some of what was pending may be applied; all is pending
+_HOST = "/device:CPU:0"
 _JOIN = "caramel_kept"  # runs when everything pending is kept, or everything pending is applied
 _GATES = frozenset({"IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextAsOptional"})
 
@@ -93,16 +98,18 @@ class _Split:
 
     def _pending(self, view: GraphView) -> list[_Pending]:
         found = []
-        for batch in self.batches:
+        # Batches' names say whose they are; a collective that is a batch alone may have the name of another step's.
+        names = [b.name for b in self.plan.batches]
+        for name, batch in zip(names, self.batches, strict=False):
             dtype = view.nodes[batch].attr["T"].type
             for k, tensor in enumerate(view.data_inputs(batch)):
-                found.append(_Pending(join(*split(tensor)), f"{PENDING}/{batch}/{k}", dtype))
+                found.append(_Pending(join(*split(tensor)), f"{PENDING}/{name}/{k}", dtype))
         for k, tensor in enumerate(self.needs.kept):
-            name, index = split(tensor)
-            dtype = ops.output_dtype(view.nodes[name])
-            if dtype is None or (index and view.nodes[name].op not in ops.GROUPED):
-                raise GraphError(f"{self.body.name}: {tensor} ({view.nodes[name].op}) would have to be kept")
-            found.append(_Pending(tensor, f"{PENDING}/{self.batches[0]}/value{k}", dtype))
+            source, index = split(tensor)
+            dtype = ops.output_dtype(view.nodes[source])
+            if dtype is None or (index and view.nodes[source].op not in ops.GROUPED):
+                raise GraphError(f"{self.body.name}: {tensor} ({view.nodes[source].op}) would have to be kept")
+            found.append(_Pending(tensor, f"{PENDING}/{names[0]}/value{k}", dtype))
         return found
 
     def _gates(self, view: GraphView) -> list[str]:
@@ -110,13 +117,16 @@ class _Split:
         args = [a for a in self.body.args if view.nodes[a].attr["dtype"].type != ops.DT_RESOURCE]
         return [*args, *(n for n in view.order if view.nodes[n].op in _GATES and n not in self.moved)]
 
+    @property
+    def stage(self) -> str:
+        return stage_name(self.plan)
+
     # The three
 
     def start(self) -> Body:
         body = self._copy(lambda name: name not in self.moved)
         _drop_edges(body, self.moved)
-        view = GraphView(body)
-        self._keep(view, {})
+        self._keep(GraphView(body), {}, [])
         return body
 
     def middle(self) -> Body:
@@ -124,7 +134,7 @@ class _Split:
         view = GraphView(body)
         reads = self._head(view, [f"^{gate}" for gate in self.gates])
         self._make_readers_wait(view)
-        self._keep(view, reads)
+        self._keep(view, reads, [f"^{self._applied(view)}"])
         return body
 
     def flush(self) -> Body:
@@ -132,7 +142,7 @@ class _Split:
         body = self._copy(lambda name: True)
         view = GraphView(body)
         self._head(view, [])
-        done = view.add(_JOIN, "NoOp", [f"^{name}" for name in sorted(self.moved)])
+        done = view.add(_JOIN, "NoOp", [f"^{self._applied(view)}"])
         needed = _ancestors(view, [done.name])
         kept = [node for node in body.graph.node if node.name in needed]
         graph = type(body.graph)()
@@ -159,7 +169,7 @@ class _Split:
         """Moves the moved nodes off this step: they take what is pending. Returns pending variable -> its read."""
         reads = {}
         for one in self.pending:
-            handle = _variable(view, one)
+            handle = _handle(view, one.name, one.dtype)
             node = view.add(f"{one.name}/read", "ReadVariableOp", [handle, *gates])
             node.attr["dtype"].type = one.dtype
             reads[one.name] = node.name
@@ -179,7 +189,25 @@ class _Split:
         for name in sorted(self.moved - set(self.batches)):
             inputs = [_redirected(x, values, clones) for x in view.data_inputs(name)]
             self._rewire(view, name, inputs, clones)
+        applying = self._mark(view, "applying", APPLYING, gates)
+        for batch in self.batches:  # whatever else moved comes after one of them
+            view.add_control_input(batch, applying)
         return reads
+
+    def _applied(self, view: GraphView) -> str:
+        return self._mark(view, "applied", APPLIED, [f"^{name}" for name in sorted(self.moved)])
+
+    def _mark(self, view: GraphView, label: str, stage: int, after: Sequence[str]) -> str:
+        """Writes the stage variable, after those control inputs."""
+        handle = _handle(view, self.stage, ops.DT_INT64, _HOST)
+        value = view.add(f"{self.stage}/{label}/value", "Const", [], _HOST)
+        value.attr["dtype"].type = value.attr["value"].tensor.dtype = ops.DT_INT64
+        value.attr["value"].tensor.tensor_shape.SetInParent()
+        value.attr["value"].tensor.int64_val.append(stage)
+        node = view.add(f"{self.stage}/{label}", "AssignVariableOp", [handle, value.name, *after], _HOST)
+        node.attr["dtype"].type = ops.DT_INT64
+        node.attr["validate_shape"].b = False
+        return str(node.name)
 
     def _gradients(self, view: GraphView) -> int:
         return len(self.pending) - len(self.needs.kept)
@@ -201,11 +229,11 @@ class _Split:
 
     # The tail
 
-    def _keep(self, view: GraphView, reads: dict[str, str]) -> None:
+    def _keep(self, view: GraphView, reads: dict[str, str], after: Sequence[str]) -> None:
         """Keeps what becomes pending, and makes the function wait for it where it waited for the moved nodes."""
         stores = []
         for one in self.pending:
-            handle = _variable(view, one)
+            handle = _handle(view, one.name, one.dtype)
             before = [f"^{reads[one.name]}"] if one.name in reads else []
             node = view.add(f"{one.name}/keep", "AssignVariableOp", [handle, one.tensor, *before])
             node.attr["dtype"].type = one.dtype
@@ -213,7 +241,8 @@ class _Split:
             stores.append(node.name)
         targets = [n for n in view.body.control_ret.values() if n in self.moved]
         present = [n for n in dict.fromkeys(targets) if n in view.nodes]
-        done = view.add(_JOIN, "NoOp", [f"^{n}" for n in (*stores, *present)])
+        kept = self._mark(view, "kept", KEPT, [*(f"^{n}" for n in stores), *after])
+        done = view.add(_JOIN, "NoOp", [f"^{n}" for n in (kept, *present)])
         if targets:
             ends = {key: done.name if n in self.moved else n for key, n in view.body.control_ret.items()}
             view.body.control_ret.update(ends)
@@ -225,15 +254,20 @@ class _Split:
             raise GraphError(f"{view.body.name}: it waits for nothing when it ends, so nothing can be kept at its end")
 
 
-def _variable(view: GraphView, one: _Pending) -> str:
-    """The handle of a pending variable; its shape is what it is given."""
-    if one.name not in view.nodes:
-        node = view.add(one.name, "VarHandleOp", [])
-        node.attr["dtype"].type = one.dtype
+def stage_name(plan: BodyPlan) -> str:
+    """Of the stage variable that belongs to what a plan defers."""
+    return f"{PENDING}/{plan.batches[0].name}/{STAGE}"
+
+
+def _handle(view: GraphView, name: str, dtype: int, device: str = "") -> str:
+    """The handle of a variable of ours; its shape is that of what it is given."""
+    if name not in view.nodes:
+        node = view.add(name, "VarHandleOp", [], device)
+        node.attr["dtype"].type = dtype
         node.attr["shape"].shape.unknown_rank = True
-        node.attr["shared_name"].s = one.name.encode()
+        node.attr["shared_name"].s = name.encode()
         node.attr["container"].s = b""
-    return one.name
+    return name
 
 
 def _clone(view: GraphView, name: str, clones: dict[str, str], values: dict[str, str], gates: Iterable[str]) -> None:

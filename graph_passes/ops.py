@@ -58,7 +58,7 @@ COLLECTIVES = frozenset(
 # What must be equal for gradients to share one message (besides the dtype and the device).
 MESSAGE_ATTRS = ("reduce_op", "prescale_factor", "postscale_factor", "process_set_id")
 
-DT_INT32, DT_BOOL = 3, 10
+DT_INT32, DT_INT64, DT_BOOL = 3, 9, 10
 # Ops whose results an optimizer may take from the step, by the attribute that holds their dtype.
 BOOLEAN = frozenset(
     {

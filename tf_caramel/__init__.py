@@ -23,9 +23,10 @@ _EXPORTS = {
     "DistributedOptimizer": "tf_caramel.optimizer",
     "AgreementError": "tf_caramel.runtime.ranks",
     "callbacks": "tf_caramel.callbacks",
+    "flush": "tf_caramel.runtime.deferral",
     "report": "tf_caramel.runtime.reporting",
 }
-__all__ = ["AgreementError", "DistributedOptimizer", "callbacks", "report"]
+__all__ = ["AgreementError", "DistributedOptimizer", "callbacks", "flush", "report"]
 
 _NO_HOROVOD = (
     "tf_caramel trains with Horovod, which is not installed here. Run:  caramel build-horovod\n"

@@ -12,6 +12,8 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from tf_caramel.runtime import deferral
+
 log = logging.getLogger("tf_caramel")
 
 _HOOKS = [
@@ -75,6 +77,7 @@ class BroadcastGlobalVariablesCallback(Callback):
         if self.done:
             return
         self.done = True
+        deferral.flush()
         if hvd.size() > 1:
             with tf.device(self.device):
                 broadcast_variables([*self.model.weights, *_optimizer_variables(self.model)], self.root_rank)

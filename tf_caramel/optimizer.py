@@ -18,7 +18,7 @@ import tensorflow as tf
 from horovod.tensorflow import mpi_ops
 
 from tf_caramel.planner.plan import first_difference
-from tf_caramel.runtime import hook, ranks, tf_private
+from tf_caramel.runtime import fitting, hook, ranks, tf_private
 
 # Wrapped optimizers are counted for each process set, so that its members count alike.
 _numbers: dict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -80,7 +80,8 @@ def DistributedOptimizer(  # noqa: N802  the name users know
     method = "apply" if hasattr(optimizer, "apply") else "apply_gradients"
     around = _apply if method == "apply" else _apply_gradients
     setattr(optimizer, method, functools.partial(around, reducer, getattr(optimizer, method)))
-    hook.install_if_enabled()
+    if hook.install_if_enabled().enabled:
+        fitting.install(optimizer)
     return optimizer
 
 

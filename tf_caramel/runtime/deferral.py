@@ -17,7 +17,7 @@ import tensorflow as tf
 from graph_passes import defer, loops, manager, ops
 from graph_passes.graph import GraphError, Module
 from graph_passes.pass_base import Plan as BoundPlan
-from tf_caramel.runtime import tf_private
+from tf_caramel.runtime import ranks, tf_private, watchdog
 
 log = logging.getLogger("tf_caramel")
 _numbers = itertools.count()
@@ -29,12 +29,14 @@ class Phases:
     """What stands for an arm whose plan defers. loop: one call may be several steps.
 
     start: nothing is pending before it.  middle: applies what is pending first.  flush: only applies.
+    stage: how far the last of them got, one of defer's values.
     """
 
     start: Any
     middle: Any
     flush: tf_private.Flush
     loop: bool
+    stage: tf_private.HostVariable
 
 
 def build(concrete: Any, module: Module, bound: Callable[[str], BoundPlan]) -> Phases:
@@ -61,34 +63,59 @@ def build(concrete: Any, module: Module, bound: Callable[[str], BoundPlan]) -> P
         tf_private.build(concrete, made[defer.MIDDLE]),
         tf_private.Flush(concrete, made[defer.FLUSH].root, positions),
         any(caller.node.op in ops.WHILES for caller in path),
+        tf_private.HostVariable(defer.stage_name(plan[body_name]), defer.APPLIED),
     )
 
 
 class Pending:
-    """What a step has kept and not applied yet."""
+    """What a step has kept and not applied yet.
 
-    def __init__(self) -> None:
+    timeout_seconds: how long applying it may take once training has failed.
+    """
+
+    def __init__(self, timeout_seconds: float) -> None:
         self.of: Phases | None = None
         self.number = next(_numbers)  # ranks make steps in the same order, and flush them in that
+        self.timeout_seconds = timeout_seconds
         _all.add(self)
 
     def run(self, phases: Phases, args: Sequence[Any]) -> Any:
         """One call of a function whose plan defers; something is pending afterwards."""
         if self.of is not phases:
             self.flush()
-        if self.of is not None:
-            return phases.middle.call_flat(*args)
-        results = phases.start.call_flat(*args)
-        self.of = phases
-        return results
+        function = phases.start if self.of is None else phases.middle
+        try:
+            results = function.call_flat(*args)
+            self.of = phases
+            return results
+        except BaseException:
+            self._look(phases)
+            raise
 
-    def flush(self) -> bool:
-        """Applies what is pending; False if nothing is."""
+    def flush(self, limit_seconds: float | None = None) -> bool:
+        """Applies what is pending; False if nothing is. A collective that ends with an error after `limit_seconds`."""
         if self.of is None:
             return False
-        phases, self.of = self.of, None
-        phases.flush()
+        phases = self.of
+        try:
+            with watchdog.Watch(self.timeout_seconds, limit_seconds):
+                phases.flush()
+            self.of = None
+        except BaseException:
+            self._look(phases)
+            raise
         return True
+
+    def _look(self, phases: Phases) -> None:
+        """After an error: is something pending now? What may have been applied in part is never applied again."""
+        stage = phases.stage.value()
+        self.of = phases if stage == defer.KEPT else None
+        if stage == defer.APPLYING:
+            log.error(
+                "tf_caramel, rank %d: an error came while the updates of the step before were being applied; those "
+                "that were not are lost, so the weights on this rank may be incomplete",
+                ranks.here()[0],
+            )
 
 
 def flush() -> bool:
@@ -97,6 +124,21 @@ def flush() -> bool:
     A collective: all ranks have to call it at the same place. Afterwards variables are what they would be if nothing
     had been deferred. With nothing pending it does nothing and is not a collective.
     """
+    return _flush(limit=False)
+
+
+def _flush(limit: bool) -> bool:
     with tf.init_scope():
-        done = [pending.flush() for pending in sorted(_all, key=lambda pending: pending.number)]
+        waiting = sorted(_all, key=lambda pending: pending.number)
+        done = [pending.flush(pending.timeout_seconds if limit else None) for pending in waiting]
         return any(done)
+
+
+def flush_after(error: BaseException) -> None:
+    """`flush` on the way out of training that failed: ends within the time limit, and never hides the error."""
+    try:
+        _flush(limit=True)
+    except Exception as problem:
+        log.error(
+            "tf_caramel: after %s, updates of the last step could not be applied: %s", type(error).__name__, problem
+        )

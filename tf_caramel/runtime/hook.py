@@ -247,6 +247,8 @@ class _Job:
         verdict = ranks.agree(topic, payload, judge, self.members, self.hook.config.timeout_seconds)
         if "leave" in verdict:
             self.hook.left.add(self.step_key)
+            if self.step is not None:
+                self.step.leave(verdict["leave"])
             raise _LeaveAsTracedError(verdict["leave"])
         return verdict
 

@@ -7,6 +7,7 @@ then named instead of waited for for ever. Without that store (MPI) an all-gathe
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import threading
@@ -36,6 +37,17 @@ def world() -> tuple[int, ...]:
     return tuple(range(hvd.size())) if hvd.is_initialized() else (0,)
 
 
+_known = (0, 1)  # before hvd.init()
+
+
+def here() -> tuple[int, int]:
+    """(this rank, how many there are), also when Horovod has been shut down."""
+    global _known
+    with contextlib.suppress(ValueError):  # Horovod may be shut down at any time
+        _known = hvd.rank(), hvd.size()
+    return _known
+
+
 def members(process_set_ids: Iterable[int]) -> tuple[int, ...]:
     """The ranks of all these process sets together, sorted."""
     known = process_sets._basics._get_process_set_ids_and_ranks()
@@ -54,26 +66,72 @@ def agree(topic: str, payload: Any, judge: Judge, ranks: Sequence[int], timeout_
     meeting = f"{topic}.{'all' if len(ranks) == hvd.size() else '-'.join(map(str, ranks))}"
     _turns[meeting] = _turns.get(meeting, -1) + 1
     key = f"{meeting}.{_turns[meeting]}"
-    address, port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
-    if address and port:
-        verdict = _through_store(_Store(f"http://{address}:{port}/tf_caramel"), key, payload, judge, ranks,
-                                 timeout_seconds)  # fmt: skip
+    store = _store()
+    if store is not None:
+        verdict = _through_store(store, key, payload, judge, ranks, timeout_seconds)
     else:
         verdict = _through_allgather(key, payload, judge, ranks, timeout_seconds)
     if "error" in verdict:
-        raise _fatal(verdict["error"])
+        raise fatal(verdict["error"])
     return verdict
 
 
-def _fatal(text: str) -> AgreementError:
+def fatal(text: str) -> AgreementError:
     """The error to raise. Should the process then hang in Horovod's shutdown, which waits for the others, end it."""
     atexit.register(lambda: threading.Thread(target=_end_soon, daemon=True).start())
-    return AgreementError(f"tf_caramel, rank {hvd.rank()}: {text}")
+    return AgreementError(f"tf_caramel, rank {here()[0]}: {text}")
 
 
 def _end_soon() -> None:
     time.sleep(_EXIT_SECONDS)
     os._exit(1)
+
+
+_away = False
+
+
+def leave(why: str) -> None:
+    """Tells the others that this rank has left training with an error. Nothing without the launcher's store."""
+    global _away
+    if here()[1] > 1 and _tell(why):
+        _away = True
+
+
+def back() -> None:
+    """If this rank has left, it is back."""
+    global _away
+    if _away:
+        _away = not _tell(None)
+
+
+def _tell(why: str | None) -> bool:
+    store = _store()
+    if store is None:
+        return False
+    try:
+        store.put(f"left.{here()[0]}", why)
+        store.put("left", True)
+    except (urllib.error.URLError, OSError):
+        return False  # the launcher has gone, and so will the others
+    return True
+
+
+def left() -> dict[int, str]:
+    """The ranks that have left, and why. One request if there are none; nobody without a store."""
+    store = _store()
+    try:
+        if store is None or not store.get("left"):
+            return {}
+        told = {rank: store.get(f"left.{rank}") for rank in range(here()[1])}
+    except (urllib.error.URLError, OSError):
+        return {}
+    return {rank: why for rank, why in told.items() if why is not None}
+
+
+def _store() -> _Store | None:
+    """The launcher's; None without one."""
+    address, port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+    return _Store(f"http://{address}:{port}/tf_caramel") if address and port else None
 
 
 class _Store:
@@ -133,7 +191,7 @@ def _through_allgather(
     shown: list[Any] = []
     process_set = hvd.global_process_set
     if len(ranks) < hvd.size():
-        raise _fatal(f"{key}: process sets need Horovod's Gloo launcher (horovodrun)")
+        raise fatal(f"{key}: process sets need Horovod's Gloo launcher (horovodrun)")
 
     def gather() -> None:
         shown.extend(hvd.allgather_object(json.dumps(payload), name=f"tf_caramel.{key}", process_set=process_set))

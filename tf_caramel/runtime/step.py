@@ -28,7 +28,7 @@ from graph_passes.untie import Untie
 from tf_caramel.config import Config
 from tf_caramel.planner.plan import Plan, digest
 from tf_caramel.planner.record import Record
-from tf_caramel.runtime import deferral, fitting, ranks, tf_private
+from tf_caramel.runtime import deferral, fitting, ranks, tf_private, watchdog
 from tf_caramel.runtime.cache import Cache
 from tf_caramel.runtime.tuner import Call, Done, Tuner
 
@@ -136,6 +136,7 @@ class Step:
     plans: arm -> its plan ("traced" has none).  arm: which one runs.  plannable: a measured plan can be made for it.
     kept: it began with what an earlier run had found.
     pending: what is deferred.  fallback: the arm that runs where `arm` defers and deferring is not allowed.
+    remarks: what else the report has to say.
     """
 
     def __init__(
@@ -156,9 +157,10 @@ class Step:
         self.config, self.passes, self.key, self.signature, self.members = config, passes, key, signature, members
         self.plans, self.arm = plans, arm
         self.functions: list[Function] = []
-        self.pending = deferral.Pending()
+        self.pending = deferral.Pending(config.timeout_seconds)
         self.fallback = "traced"
         self.label = ""
+        self.remarks: list[str] = []
         self.tuner = tuner(self, reference, record=Record(key, "", len(members), config.plan, arm, why=tuple(why)))
         self.life: Any = None
         self.next: Call | None = None
@@ -235,7 +237,21 @@ class Step:
 
     def write(self, cache: Cache) -> None:
         plan = self.plans.get(self.arm) or self.tuner.planned  # what was judged is worth a look, also if it lost
-        cache.save(self.key, self.tuner.profile, plan, replace(self.tuner.record, function=self.label))
+        why = tuple(dict.fromkeys((*self.tuner.record.why, *self.remarks)))
+        cache.save(self.key, self.tuner.profile, plan, replace(self.tuner.record, function=self.label, why=why))
+
+    def leave(self, reason: str) -> None:
+        """Its functions stay as traced, on all ranks."""
+        self.arm, self.plans = "traced", {}
+        self.life = self.next = None
+        self.tuner.record = replace(self.tuner.record, chosen="traced")
+        self.remarks.append(f"left as traced: {reason}")
+
+    def remark(self, text: str) -> None:
+        """For the report and the log, once."""
+        if text not in self.remarks:
+            self.remarks.append(text)
+            log.info("tf_caramel: %s: %s", self.label, text)
 
     # Functions
 
@@ -276,6 +292,10 @@ class Step:
 
     def _around(self, function: Function) -> Callable[[Any, tuple[Any, ...]], Any]:
         def around(_: Any, args: tuple[Any, ...]) -> Any:
+            with watchdog.Watch(self.config.timeout_seconds):
+                return counted(args)
+
+        def counted(args: tuple[Any, ...]) -> Any:
             call = self.next
             if call is None:
                 return self._run(function, self.arm, args)[0]
@@ -299,14 +319,22 @@ class Step:
             across = fitting.across(self)
             if across or self.may_defer(runs.loop):
                 steady = runs.loop or self.pending.of is runs
-                results = self.pending.run(runs, args)
-                if not across:
-                    self.pending.flush()
-                return results, arm, steady
+                return self._deferred(runs, args, across), arm, steady
             arm = self.fallback
             runs = function.arms[arm]
         self.pending.flush()
         return runs.call_flat(*args), arm, True
+
+    def _deferred(self, runs: deferral.Phases, args: tuple[Any, ...], across: bool) -> Any:
+        try:
+            results = self.pending.run(runs, args)
+        except BaseException as error:
+            if not across:
+                deferral.flush_after(error)
+            raise
+        if not across:
+            self.pending.flush()
+        return results
 
     @staticmethod
     def _start_tracing() -> tuple[Any, str | None]:

@@ -4,8 +4,8 @@ Relied on (same in 2.15.1 and 2.21.0): `transform.FUNC_GRAPH_TRANSFORMS`, `trans
 `ConcreteFunction._inference_function` and `._delayed_rewrite_functions._inference_function`, `AtomicFunction(...)`,
 `function_def_to_graph.function_def_to_graph_def` and `._get_num_args`, `op_def_registry.get`,
 `Context.get_function_def / add_function_def / remove_function / has_function`, `control_flow_util`,
-`config.is_op_determinism_enabled`; for tracing, which does without if they are gone: `_pywrap_profiler.ProfilerSession`
-and `tsl.profiler.protobuf.trace_events_pb2`.
+`config.is_op_determinism_enabled`; `Dataset._inputs` and `._functions`; for tracing, which does without if they are
+gone: `_pywrap_profiler.ProfilerSession` and `tsl.profiler.protobuf.trace_events_pb2`.
 """
 
 from __future__ import annotations
@@ -248,6 +248,38 @@ class Flush:
     def __call__(self) -> None:
         with tf_ops.init_scope():
             context.context().call_function(self._name.encode(), self._handles, 0)
+
+
+def dataset_ops(dataset: Any) -> set[str] | None:
+    """The kinds of all ops in the functions of a tf.data.Dataset and of those that it is made of; None if unknown."""
+    found: set[str] = set()
+    waiting = [dataset]
+    try:
+        while waiting:
+            one = waiting.pop()
+            waiting += one._inputs()
+            for wrapped in one._functions():
+                for fdef in function_defs(wrapped.function.name).values():
+                    found.update(node.op for node in fdef.node_def)
+    except AttributeError:
+        return None
+    return found
+
+
+class HostVariable:
+    """An int64 on the host that functions write by name and Python reads. A new one has the value `initial`."""
+
+    def __init__(self, name: str, initial: int) -> None:
+        with tf_ops.init_scope(), tf.device("/device:CPU:0"):
+            self._handle = tf.raw_ops.VarHandleOp(
+                dtype=tf.int64, shape=tf.TensorShape(None), shared_name=name, container=""
+            )
+            if not tf.raw_ops.VarIsInitializedOp(resource=self._handle):
+                tf.raw_ops.AssignVariableOp(resource=self._handle, value=tf.constant(initial, tf.int64))
+
+    def value(self) -> int:
+        with tf_ops.init_scope():
+            return int(tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int64))
 
 
 def captured_position(concrete: Any, module: Module, arg: str) -> int | None:

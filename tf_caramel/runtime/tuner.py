@@ -18,7 +18,7 @@ from tf_caramel.planner.calibrate import calibrate
 from tf_caramel.planner.plan import Plan
 from tf_caramel.planner.profile import Profile
 from tf_caramel.planner.record import Observed, Record
-from tf_caramel.runtime import probe, profiling
+from tf_caramel.runtime import fitting, probe, profiling
 
 if TYPE_CHECKING:
     from tf_caramel.runtime.step import Function, Step
@@ -127,6 +127,7 @@ class Tuner:
 
     def _plan(self, calls: list[Done]) -> dict[str, Any]:
         """The ranks merge what they traced; one of them plans. {"why": [...]} and, if all is well, "plan"."""
+        fitting.across(self.step)  # the ranks agree on it here, where none of them can have failed yet
         try:
             mine = profiling.observe(self.step, calls, probe.network())
         except Exception as error:  # the others have to be told, or they would wait
