@@ -29,7 +29,7 @@ MODELS = ("resnet50", "vgg", "mobilenet", "densenet", "bert", "mlp")
 HOUR = Grid(MODELS, (1000,), policies=arms.POLICIES[1:3], effort=measure.Effort(2, 3, cycles=False, autotune_seconds=0))
 WHOLE = Grid(MODELS, (100, 500, 1000, 2000, 10_000, BALANCE), hosts=(2, 4), accelerator=(0.5, 1.0, 2.0))
 QUICK = dataclasses.replace(HOUR, models=("mobilenet", "mlp"))
-SMOKE = Grid(("mlp",), (1000,), parties=("horovod", "caramel"), policies=(),
+SMOKE = Grid(("mlp",), (10_000,), parties=("horovod", "caramel"), policies=(),
              effort=measure.Effort(1, 2, cycles=False, autotune_seconds=0), scale=(2, 8))  # fmt: skip
 
 

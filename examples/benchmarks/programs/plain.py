@@ -61,7 +61,8 @@ class Plain:
 
     def first(self) -> dict[str, Any]:
         self.run("0")(1)
-        return keras_fit.facts(self.model, self.spec) | {"layers": layers.described(self.model)}
+        described = {} if self.spec["accelerator"] else {"layers": layers.described(self.model)}
+        return keras_fit.facts(self.model, self.spec) | described
 
     def measure(self, exchange: str, steps: int, warm: int) -> dict[str, Any]:
         return serve.turn(self.run(exchange), steps, warm, self.spec["interface"])

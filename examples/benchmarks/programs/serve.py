@@ -87,9 +87,7 @@ def serve(make: Callable[[dict[str, Any]], Mapping[str, Callable[..., Any]]]) ->
     while True:
         command = json.loads(commands.get())
         try:
-            if problem:
-                raise RuntimeError(problem)
-            answer = {"ok": handlers[command.pop("do")](**command)}
+            answer = {"error": problem} if problem else {"ok": handlers[command.pop("do")](**command)}
         except BaseException as error:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
