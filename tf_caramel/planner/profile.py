@@ -80,14 +80,17 @@ class Network:
     samples: tuple[tuple[int, float], ...] = ()
 
     def beside(self, occupied: float) -> Network:
-        """The network beside computing that takes the cores in so large a share of its time: an accelerator's does not,
-        and then messages and computing do not hold each other up. What was measured beside is 1."""
+        """The network beside computing that takes the cores in so large a share of its time. What was measured beside
+        is 1; an accelerator's computing takes little, and where cores are idle for a good part of the time nobody waits for them (it
+        is told from CPU time, which holds what Horovod itself spends).
+        """
+        share = max(0.0, (occupied - 0.6) / 0.4)
         return replace(
             self,
-            cpu_seconds_per_message=self.cpu_seconds_per_message * occupied,
-            cpu_seconds_per_byte=self.cpu_seconds_per_byte * occupied,
-            stretch=1 + (self.stretch - 1) * occupied,
-            busy_start_up_seconds=self.busy_start_up_seconds * occupied,
+            cpu_seconds_per_message=self.cpu_seconds_per_message * share,
+            cpu_seconds_per_byte=self.cpu_seconds_per_byte * share,
+            stretch=1 + (self.stretch - 1) * share,
+            busy_start_up_seconds=self.busy_start_up_seconds * share,
         )
 
     def seconds(self, bytes_: float, queued: bool = False) -> float:

@@ -17,7 +17,7 @@ from tf_caramel.planner.plan import Plan
 from tf_caramel.planner.simulate import simulate
 from tf_caramel.runtime import hook, probe, profiling, tuner
 
-MEASURED = "measured"  # what the product plans, by the policy that is its default
+MEASURED, DEFERRED = "measured", "deferred"  # what the product plans, by the policy that is its default
 
 
 class Told(tuner.Tuner):
@@ -87,8 +87,12 @@ class Caramel:
 
     def _plans(self, shown: dict[int, Any], policies: list[str]) -> dict[str, Any]:
         self.told.merged(shown)
-        plans = {MEASURED: self.policy} | {policy: policy for policy in policies}
-        return {"plans": {name: self.told.decided(policy).to_json() for name, policy in plans.items()}}
+        plans = {policy: self.told.decided(policy) for policy in policies}
+        plans[MEASURED] = self.told.decided(self.policy)
+        deferred = self.told.decided(self.policy, defer=True)
+        if deferred.bodies[0].deferred:
+            plans[DEFERRED] = deferred
+        return {"plans": {name: plan.to_json() for name, plan in plans.items()}}
 
     def _simulated(self) -> dict[str, Any]:
         """On the rank that planned: the profile, and what the simulator says of each arm."""
