@@ -80,9 +80,10 @@ class Network:
     samples: tuple[tuple[int, float], ...] = ()
 
     def beside(self, occupied: float) -> Network:
-        """The network beside computing that takes the cores in so large a share of its time. What was measured beside
-        is 1; an accelerator's computing takes little, and where cores are idle for a good part of the time nobody waits for them (it
-        is told from CPU time, which holds what Horovod itself spends).
+        """The network beside computing that takes the cores in so large a share of its time.
+
+        What was measured beside is 1. An accelerator's computing takes little, and where cores are idle for a good part
+        of the time nobody waits for them. (The share is told from CPU time, which holds what Horovod itself spends.)
         """
         share = max(0.0, (occupied - 0.6) / 0.4)
         return replace(
