@@ -113,25 +113,28 @@ class _Policy:
         self._windows = given if batching.window is None else (batching.window,)
 
     def undeferred(self) -> BodyPlan:
-        return self._plan(self._profile, self._orders, () if self._batcher else self._steps())
+        return self._plan(self._profile, self._orders, () if self._batcher else self._steps(), self._effort)
 
     def deferred(self, plan: BodyPlan) -> BodyPlan:
         """The best plan that defers transfers, or `plan` if deferring brings nothing."""
-        candidates = []
-        for names in self._splits():
+        candidates, splits = [], self._splits()
+        effort = replace(self._effort, starts=min(self._effort.starts, len(splits)))
+        for names in splits:
             there = retime(self._profile, names)
             orders = [order_of(there, self._profile, order) for order in self._orders]
             steps = [] if self._batcher else [retime(step, names) for step in self._steps()]
-            candidates.append(self._plan(there, orders, steps))
+            candidates.append(self._plan(there, orders, steps, effort))
         limit = self._seconds(plan) * (1 - WORTH_DEFERRING)
         return min([c for c in candidates if self._seconds(c) < limit], key=self._seconds, default=plan)
 
     def _seconds(self, plan: BodyPlan) -> float:
         return round(simulate(self._profile, plan, detail=False).step_seconds, search.ROUNDED)
 
-    def _plan(self, profile: Profile, orders: Sequence[Order], steps: Sequence[Profile]) -> BodyPlan:
+    def _plan(
+        self, profile: Profile, orders: Sequence[Order], steps: Sequence[Profile], effort: search.Effort
+    ) -> BodyPlan:
         if self._batcher is None:
-            return search.adaptive(profile, orders, steps, self._windows, self._effort)
+            return search.adaptive(profile, orders, steps, self._windows, effort)
         batches = self._batcher(submission(profile, orders[0]), profile.network)
         return search.body_plan(batches, self._windows[-1], orders[0].edges)
 
@@ -150,13 +153,13 @@ class _Policy:
         ]
         if not members:
             return []
-        batchers = [self._batcher] if self._batcher else search.quick_batchers(profile.network)
+        batcher_ = self._batcher or search.quick_batcher(profile.network)
 
         def judge(names: tuple[str, ...]) -> float:
             there = retime(small, names)
             items = submission(there, order_of(there, profile, order))
-            plans = [search.body_plan(b(items, profile.network), self._windows[-1]) for b in batchers]
-            return min(simulate(there, plan, detail=False).step_seconds for plan in plans)
+            plan = search.body_plan(batcher_(items, profile.network), self._windows[-1])
+            return simulate(there, plan, detail=False).step_seconds
 
         effort = self._effort
         return Splits(members, profile.network, judge, effort.splits(small)).best(effort.finals(small))

@@ -150,11 +150,11 @@ def _plain(
     yield tuple(tuple(of[name] for name in message if of[name].level == level) for level, message in parts)
 
 
-def quick_batchers(network: Network) -> list[Batcher]:
-    """Those that say in few simulations what a set of deferred transfers is worth."""
+def quick_batcher(network: Network) -> Batcher:
+    """The one that says in a single simulation what a set of deferred transfers is worth."""
     start_up = network.start_up_seconds if network.queued_seconds is None else network.queued_seconds
-    queued = replace(network, start_up_seconds=start_up)
-    return [mgwfbp, lambda items, _: mgwfbp(items, queued)] if queued != network else [mgwfbp]
+    queued = replace(network, start_up_seconds=start_up)  # with deferral the link stays busy
+    return lambda items, _: mgwfbp(items, queued)
 
 
 def _messages(step: Profile, network: Network) -> list[tuple[str, ...]]:
