@@ -72,11 +72,15 @@ def prospects(module: Module, body: Body) -> list[Followers]:
 
 @dataclass(frozen=True)
 class _Pending:
-    """tensor: what is kept.  name: of the pending variable.  dtype: its number."""
+    """tensor: what is kept.  name: of the pending variable.  dtype: its number.  shape: as text; "?": unknown.
+
+    TensorFlow rewrites arithmetic in other ways, which round differently, where it does not know shapes.
+    """
 
     tensor: str
     name: str
     dtype: int
+    shape: str
 
 
 class _Split:
@@ -102,14 +106,16 @@ class _Split:
         names = [b.name for b in self.plan.batches]
         for name, batch in zip(names, self.batches, strict=False):
             dtype = view.nodes[batch].attr["T"].type
+            shapes = {k: s.decode() for k, s in enumerate(view.nodes[batch].attr[ops.SHAPE_ATTR].list.s)}
             for k, tensor in enumerate(view.data_inputs(batch)):
-                found.append(_Pending(join(*split(tensor)), f"{PENDING}/{name}/{k}", dtype))
+                found.append(_Pending(join(*split(tensor)), f"{PENDING}/{name}/{k}", dtype, shapes.get(k, "?")))
         for k, tensor in enumerate(self.needs.kept):
             source, index = split(tensor)
             dtype = ops.output_dtype(view.nodes[source])
             if dtype is None or (index and view.nodes[source].op not in ops.GROUPED):
                 raise GraphError(f"{self.body.name}: {tensor} ({view.nodes[source].op}) would have to be kept")
-            found.append(_Pending(tensor, f"{PENDING}/{names[0]}/value{k}", dtype))
+            shape = "" if ops.SCALAR_ATTR in view.nodes[source].attr else "?"
+            found.append(_Pending(tensor, f"{PENDING}/{names[0]}/value{k}", dtype, shape))
         return found
 
     def _gates(self, view: GraphView) -> list[str]:
@@ -169,7 +175,7 @@ class _Split:
         """Moves the moved nodes off this step: they take what is pending. Returns pending variable -> its read."""
         reads = {}
         for one in self.pending:
-            handle = _handle(view, one.name, one.dtype)
+            handle = _handle(view, one.name, one.dtype, one.shape)
             node = view.add(f"{one.name}/read", "ReadVariableOp", [handle, *gates])
             node.attr["dtype"].type = one.dtype
             reads[one.name] = node.name
@@ -199,7 +205,7 @@ class _Split:
 
     def _mark(self, view: GraphView, label: str, stage: int, after: Sequence[str]) -> str:
         """Writes the stage variable, after those control inputs."""
-        handle = _handle(view, self.stage, ops.DT_INT64, _HOST)
+        handle = _handle(view, self.stage, ops.DT_INT64, "", _HOST)
         value = view.add(f"{self.stage}/{label}/value", "Const", [], _HOST)
         value.attr["dtype"].type = value.attr["value"].tensor.dtype = ops.DT_INT64
         value.attr["value"].tensor.tensor_shape.SetInParent()
@@ -233,7 +239,7 @@ class _Split:
         """Keeps what becomes pending, and makes the function wait for it where it waited for the moved nodes."""
         stores = []
         for one in self.pending:
-            handle = _handle(view, one.name, one.dtype)
+            handle = _handle(view, one.name, one.dtype, one.shape)
             before = [f"^{reads[one.name]}"] if one.name in reads else []
             node = view.add(f"{one.name}/keep", "AssignVariableOp", [handle, one.tensor, *before])
             node.attr["dtype"].type = one.dtype
@@ -241,7 +247,9 @@ class _Split:
             stores.append(node.name)
         targets = [n for n in view.body.control_ret.values() if n in self.moved]
         present = [n for n in dict.fromkeys(targets) if n in view.nodes]
-        kept = self._mark(view, "kept", KEPT, [*(f"^{n}" for n in stores), *after])
+        # Of a step that fails elsewhere nothing is pending: its other updates were not applied either.
+        others = [f"^{n}" for n in dict.fromkeys(view.body.control_ret.values()) if n not in self.moved]
+        kept = self._mark(view, "kept", KEPT, [*(f"^{n}" for n in stores), *after, *others])
         done = view.add(_JOIN, "NoOp", [f"^{n}" for n in (kept, *present)])
         if targets:
             ends = {key: done.name if n in self.moved else n for key, n in view.body.control_ret.items()}
@@ -259,12 +267,16 @@ def stage_name(plan: BodyPlan) -> str:
     return f"{PENDING}/{plan.batches[0].name}/{STAGE}"
 
 
-def _handle(view: GraphView, name: str, dtype: int, device: str = "") -> str:
-    """The handle of a variable of ours; its shape is that of what it is given."""
+def _handle(view: GraphView, name: str, dtype: int, shape: str, device: str = "") -> str:
+    """The handle of a variable of ours."""
     if name not in view.nodes:
         node = view.add(name, "VarHandleOp", [], device)
         node.attr["dtype"].type = dtype
-        node.attr["shape"].shape.unknown_rank = True
+        node.attr["shape"].shape.SetInParent()
+        if shape == "?":
+            node.attr["shape"].shape.unknown_rank = True
+        for size in shape.split(",") if shape not in ("", "?") else []:
+            node.attr["shape"].shape.dim.add().size = -1 if size == "?" else int(size)
         node.attr["shared_name"].s = name.encode()
         node.attr["container"].s = b""
     return name

@@ -141,6 +141,7 @@ DTYPE_NAMES = {
 }  # fmt: skip
 
 SHAPE_ATTR = "_caramel_shapes"  # shapes of a collective's inputs, written while the function is traced
+SCALAR_ATTR = "_caramel_scalar"  # on a node whose outputs are scalars, written then too
 BATCH_ATTR = "_caramel_batch"  # on collectives that carry a plan's name: a second rewrite leaves them alone
 PROBE = "tf_caramel_probe"  # in the names of collectives that measure the network: no step, never rewritten
 XLA_ATTR = "_XlaMustCompile"

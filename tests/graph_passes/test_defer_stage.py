@@ -13,7 +13,8 @@ from tests.graph_passes.graphs import allreduce, apply, body, identity, module, 
 
 def made(phase: str) -> GraphView:
     step = body(
-        "step", "v x -> ^u",
+        "step", "v w x -> ^u ^other",
+        node("other", "AssignSubVariableOp", "w x", dtype="DT_FLOAT"),
         identity("g", "x"), allreduce("r", "g"), node("u", "AssignSubVariableOp", "v r", dtype="DT_FLOAT"),
     )  # fmt: skip
     step.graph.node[0].attr["dtype"].type = 20  # v is a variable
@@ -67,7 +68,7 @@ def test_a_middle_says_kept_last_and_does_not_begin_without_data():
     view = made(MIDDLE)
     stages = marks(view)
     assert "x" in waits_for(view, stages[APPLYING])
-    assert {stages[APPLIED], "caramel_pending/batch/0/keep"} <= waits_for(view, stages[KEPT])
+    assert {stages[APPLIED], "caramel_pending/batch/0/keep", "other"} <= waits_for(view, stages[KEPT])
     assert stages[KEPT] in waits_for(view, ends(view.body)[0])
 
 

@@ -60,7 +60,7 @@ class Hook:
         self.warned_xla = False
 
     def on_graph(self, graph: Any) -> None:
-        """Writes the shapes of a collective's inputs on its node, while TensorFlow still knows them."""
+        """Writes shapes on nodes, while TensorFlow still knows them: of collectives' inputs, and what is a scalar."""
         if not _several_ranks():
             return
         for op in graph.get_operations():
@@ -68,6 +68,8 @@ class Hook:
                 shapes = [_shape_text(tensor.shape).encode() for tensor in op.inputs]
                 value = tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(s=shapes))
                 op._set_attr(ops.SHAPE_ATTR, value)
+            elif op.outputs and all(t.shape.rank == 0 and t.dtype.is_floating for t in op.outputs):
+                op._set_attr(ops.SCALAR_ATTR, tf.compat.v1.AttrValue(b=True))
 
     def on_function(self, concrete: Any) -> None:
         if tf_private.inside_function() or not _several_ranks():
