@@ -51,8 +51,15 @@ def test_efficiency_is_one_when_all_is_hidden_and_zero_when_nothing_is():
 
 
 def test_bound_with_cpu_counts_what_communication_takes_from_the_core():
-    f = figures(cell(local=[0.95], network=[1.0], horovod=[1.2]))
-    assert (f.bound, f.bound_with_cpu) == (1.0, pytest.approx(1.05))
+    made = cell(horovod=[1.2])
+    made["arms"] |= {arms.LOCAL.name: arm(0.95, cpu=0.95), arms.NETWORK.name: arm(1.0, cpu=0.1)}
+    assert (figures(made).bound, figures(made).bound_with_cpu) == (1.0, pytest.approx(1.05))
+
+
+def test_bound_with_cpu_leaves_an_accelerator_that_waits_its_time():
+    made = cell(horovod=[1.2])
+    made["arms"] |= {arms.LOCAL.name: arm(0.95, cpu=0.05), arms.NETWORK.name: arm(1.0, cpu=0.1)}
+    assert figures(made).bound_with_cpu == 1.0
 
 
 def test_product_is_the_fastest_of_what_it_judges_among():

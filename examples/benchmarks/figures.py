@@ -43,12 +43,12 @@ class Row:
 @dataclass(frozen=True)
 class Figures:
     """compute, network: C and N, each alone; None if plain Horovod did not take part.
-    network_cpu: CPU seconds of N.
+    cpu: CPU seconds of both, each alone, together; they share one core.
     """
 
     compute: float | None
     network: float | None
-    network_cpu: float
+    cpu: float
     rows: dict[str, Row]
 
     @property
@@ -58,8 +58,11 @@ class Figures:
 
     @property
     def bound_with_cpu(self) -> float | None:
-        """The same where communication takes its CPU time from the core that computes."""
-        return max(self.compute + self.network_cpu, self.network) if self.compute and self.network else None
+        """The same, and no shorter than the CPU time of computing and communicating, which one core has to do.
+
+        An emulated accelerator takes next to no CPU time, so there it is max(C, N) most often.
+        """
+        return max(self.bound, self.cpu) if self.bound else None
 
     def times(self, name: str, other: str) -> float | None:
         """How many times faster than `other` a row is."""
@@ -79,9 +82,7 @@ def _counted(arm: Mapping[str, Any]) -> list[float]:
 def figures(cell: Mapping[str, Any]) -> Figures:
     measured = cell["arms"]
     compute, network = (median(measured[name]) if name in measured else None for name in (LOCAL, NETWORK))
-    network_cpu = (
-        statistics.median(t["cpu_seconds"] for t in measured[NETWORK]["turns"]) if NETWORK in measured else 0.0
-    )
+    cpu = sum(statistics.median(t["cpu_seconds"] for t in arm["turns"]) for arm in _alone(measured))
     rows = {
         name: _row(name, arm, cell, compute, network) for name, arm in measured.items() if name not in (LOCAL, NETWORK)
     }
@@ -90,7 +91,11 @@ def figures(cell: Mapping[str, Any]) -> Figures:
         if there:
             best = min(there, key=lambda row: row.seconds)
             rows[name] = Row(**{**vars(best), "name": name, "same_as": best.name})
-    return Figures(compute, network, network_cpu, rows)
+    return Figures(compute, network, cpu, rows)
+
+
+def _alone(measured: Mapping[str, Any]) -> list[Any]:
+    return [measured[name] for name in (LOCAL, NETWORK) if name in measured]
 
 
 def _tuned(cell: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,10 @@ SHOWN = {
 MOST = 4.0  # bars are cut there, with their number beside them
 
 
+def _lines(name: str) -> str:
+    return name.replace(", ", "\n", 1).replace(", emulated", "\nemulated").replace(", where", "\nwhere")
+
+
 def draw(results: Mapping[str, Any], path: Path) -> None:
     import matplotlib
 
@@ -38,7 +42,7 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
             axes.barh(y, min(row.to_bound, MOST), height, color=colour, label=name if place == 0 else None)
             axes.text(min(row.to_bound, MOST) + 0.03, y, f"{row.to_bound:.2f}", va="center", fontsize=7)
     axes.axvline(1.0, color="black", linewidth=1)
-    axes.set_yticks(range(len(cells)), [name.replace(", ", "\n", 1) for name, _ in cells], fontsize=7)
+    axes.set_yticks(range(len(cells)), [_lines(name) for name, _ in cells], fontsize=7)
     axes.invert_yaxis()
     axes.set_xlim(0, MOST + 0.5)
     axes.set_xlabel("step time / max(C, N); the line is the bound")

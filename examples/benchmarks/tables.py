@@ -20,8 +20,8 @@ def markdown(results: Mapping[str, Any]) -> str:
         "# tf_caramel against its competitors",
         f"Made by {', '.join(f'`{c}`' for c in results['commands'])} on {results['machine']}, {results['date']}.",
         "Step times are medians; competitors took turns in one run. C: computing alone, N: all gradients in one "
-        "message alone, both measured in the same run. **bound**: max(C, N). **bound with CPU**: the CPU time which "
-        "communication takes from the same core is added to C.",
+        "message alone, both measured in the same run. **bound**: max(C, N). **bound with CPU**: that, and no less "
+        "than the CPU time of C and N together, for computing and communicating share one core.",
         "## To reach",
         _table(
             ("target", "measured", "reached", "why"),
