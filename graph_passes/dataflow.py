@@ -13,8 +13,9 @@ from graph_passes.graph import Body, GraphView, split
 class Dataflow:
     """inputs: node -> the nodes it waits for, in topological order of the nodes.
     gates: nodes that may be made to wait for another without losing a fusion.
-    readers: collective -> the nodes that read its parameter for the forward and backward pass; none where it is not
-    clear which parameter that is (all updates depend on all gradients).
+    readers: collective -> the nodes that take its parameter for the forward and backward pass, not those that only read
+    it or make it ready (cast, reshape): these may run as soon as a step begins. None where it is not clear which
+    parameter that is (all updates depend on all gradients).
     """
 
     inputs: dict[str, list[str]]
@@ -70,8 +71,26 @@ def _readers(view: GraphView, below: dict[str, bool]) -> dict[str, list[str]]:
     result = {}
     for name in collectives:
         variables = found.get(bit[name], [])
-        result[name] = reads[variables[0]] if len(variables) == 1 else []
+        result[name] = _users(view, reads[variables[0]], below) if len(variables) == 1 else []
     return result
+
+
+def _users(view: GraphView, reads: list[str], below: dict[str, bool]) -> list[str]:
+    """Who takes what the reads give, as it is or made ready, together with something else."""
+    ready = {name for name in reads if len(view.data_inputs(name)) == 1}
+    found = [name for name in reads if name not in ready]  # a gather takes indices
+    waiting = sorted(ready, key=view.order.__getitem__)
+    for name in waiting:
+        for consumer in view.consumers[name]:
+            data = [split(x)[0] for x in view.data_inputs(consumer)]
+            if consumer in ready or not below[consumer] or name not in data:
+                continue
+            if all(n in ready or view.nodes[n].op == "Const" for n in data):
+                ready.add(consumer)
+                waiting.append(consumer)
+            else:
+                found.append(consumer)
+    return sorted(dict.fromkeys(found), key=view.order.__getitem__)
 
 
 def _handle(view: GraphView, name: str) -> str:

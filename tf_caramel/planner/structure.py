@@ -76,32 +76,9 @@ def levels(profile: Profile) -> tuple[int, ...]:
 
 
 def first_uses(profile: Profile) -> dict[str, int]:
-    """Transfer -> position of the first op of a step that needs its parameter; after the last op if none does.
-
-    The reads themselves do not tell: all of them may run when a step begins. What counts is the first op that takes
-    the parameter, as it was read or made ready (cast, reshaped), together with something else.
-    """
-    level, ops = levels(profile), profile.ops
-    reads = {r: k for k, t in enumerate(profile.transfers) for r in t.readers if not level[r]}
-    made_of: dict[int, frozenset[int]] = {}  # op -> the transfers whose parameters, and nothing else, it is made of
-    first = [len(ops)] * len(profile.transfers)
-    for position, op in enumerate(ops):
-        if level[position]:
-            continue
-        if position in reads:
-            made_of[position] = frozenset((reads[position],))
-            continue
-        needed = [made_of[i] for i in op.inputs if i in made_of]
-        if needed and len(needed) == len(op.inputs):
-            made_of[position] = frozenset().union(*needed)
-            continue
-        for k in frozenset().union(*needed):
-            first[k] = min(first[k], position)
-    for position in sorted(made_of):  # parameters that are only read, or only meet each other
-        for k in made_of[position]:
-            if first[k] == len(ops):
-                first[k] = position
-    return {t.name: first[k] for k, t in enumerate(profile.transfers)}
+    """Transfer -> position of the first op of a step that reads its parameter; after the last op if none does."""
+    level = levels(profile)
+    return {t.name: min((r for r in t.readers if not level[r]), default=len(profile.ops)) for t in profile.transfers}
 
 
 @dataclass(frozen=True)
