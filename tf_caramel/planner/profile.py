@@ -80,18 +80,15 @@ class Network:
     samples: tuple[tuple[int, float], ...] = ()
 
     def beside(self, occupied: float) -> Network:
-        """The network beside computing that takes the cores in so large a share of its time.
-
-        What was measured beside is 1. An accelerator's computing takes little, and where cores are idle for a good part
-        of the time nobody waits for them. (The share is told from CPU time, which holds what Horovod itself spends.)
+        """The network beside computing that takes the cores so far: 1 is what was measured, with all of them computing;
+        0 is an accelerator that does it, where messages and computing do not hold each other up.
         """
-        share = max(0.0, (occupied - 0.6) / 0.4)
         return replace(
             self,
-            cpu_seconds_per_message=self.cpu_seconds_per_message * share,
-            cpu_seconds_per_byte=self.cpu_seconds_per_byte * share,
-            stretch=1 + (self.stretch - 1) * share,
-            busy_start_up_seconds=self.busy_start_up_seconds * share,
+            cpu_seconds_per_message=self.cpu_seconds_per_message * occupied,
+            cpu_seconds_per_byte=self.cpu_seconds_per_byte * occupied,
+            stretch=1 + (self.stretch - 1) * occupied,
+            busy_start_up_seconds=self.busy_start_up_seconds * occupied,
         )
 
     def seconds(self, bytes_: float, queued: bool = False) -> float:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 OUTSIDE = "(outside the step)"  # the call itself: what comes before the step's first op and after its last
 _UNMATCHED = 0.1  # of the kernels' time: more than that and the profile says so
+IDLE = 0.6
 _DROPPED = ("Const", "Placeholder", "NoOp")
 
 
@@ -93,9 +94,14 @@ def observe(step: Step, calls: list[Done], network: Network) -> dict[str, Any]:
 
 
 def _occupied(cpu_seconds: float, seconds: float, cores: float) -> float:
-    """Share of the time of computing in which it takes the cores, and not an accelerator that they wait for.
-    cpu_seconds: of a step's computing.  seconds: how long that takes, messages' share of the cores included."""
-    return min(1.0, max(0.0, cpu_seconds / seconds / min(cores, 1.0))) if seconds else 1.0
+    """How far computing takes the cores, and not an accelerator that they wait for: 0 to 1.
+
+    cpu_seconds: of a step's computing, and of what Horovod does beyond what the probe sees, which can be half as much:
+    cores that are busy for IDLE of the time have nothing else to do.  seconds: how long computing takes, messages'
+    share of the cores included.
+    """
+    busy = min(1.0, cpu_seconds / seconds / min(cores, 1.0)) if seconds else 1.0
+    return max(0.0, (busy - IDLE) / (1 - IDLE))
 
 
 def _kept(collectives: Collectives, flow: Dataflow) -> list[str]:
