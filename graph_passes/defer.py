@@ -144,11 +144,15 @@ class _Split:
         return body
 
     def flush(self) -> Body:
-        """Only the head, which takes those arguments that it needs and returns nothing."""
+        """Only the head, which takes those arguments that it needs.
+
+        It returns a constant: where nothing is returned, TensorFlow rewrites arithmetic less, and so rounds differently.
+        """
         body = self._copy(lambda name: True)
         view = GraphView(body)
         self._head(view, [])
-        done = view.add(_JOIN, "NoOp", [f"^{self._applied(view)}"])
+        applied = self._applied(view)
+        done = view.add(_JOIN, "NoOp", [f"^{applied}"])
         needed = _ancestors(view, [done.name])
         kept = [node for node in body.graph.node if node.name in needed]
         graph = type(body.graph)()
@@ -156,7 +160,8 @@ class _Split:
         del graph.node[:]
         graph.node.extend(kept)
         args = [a for a in body.args if a in needed]
-        made = Body(body.name, graph, args, {}, {_JOIN: _JOIN}, changed=True, source=body.source)
+        stage = join(*split(view.data_inputs(applied)[1]))
+        made = Body(body.name, graph, args, {STAGE: stage}, {_JOIN: _JOIN}, changed=True, source=body.source)
         _drop_edges(made, {node.name for node in body.graph.node} - needed)
         return made
 

@@ -72,6 +72,10 @@ def test_a_middle_says_kept_last_and_does_not_begin_without_data():
     assert stages[KEPT] in waits_for(view, ends(view.body)[0])
 
 
+def test_a_flush_returns_something_for_the_rewriter_of_tensorflow_to_treat_it_like_the_whole_step():
+    assert list(made(FLUSH).body.ret) == [defer.STAGE]
+
+
 def test_the_variables_belong_to_the_batch_and_are_alike_in_all_phases():
     name = defer.stage_name(BodyPlan([Batch("batch", ("r",))]))
     assert all(name in made(phase).nodes for phase in (START, MIDDLE, FLUSH))

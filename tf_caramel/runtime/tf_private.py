@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2, function_pb2
+from tensorflow.core.framework import attr_value_pb2, function_pb2, op_def_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function import atomic_function, transform
 from tensorflow.python.framework import config, function_def_to_graph, op_def_registry
@@ -172,6 +172,12 @@ def _fit_signature(fdef: Any, body: Body) -> None:
         fdef.attr.pop("_input_shapes", None)
     if [arg.name for arg in fdef.signature.output_arg] != list(body.ret):
         kept = [arg for arg in body.source.signature.output_arg if arg.name in body.ret]
+        known = {arg.name for arg in kept}
+        nodes = {node.name: node for node in body.graph.node}
+        for name, tensor in body.ret.items():
+            if name not in known:
+                dtype = ops.output_dtype(nodes[tensor.partition(":")[0]])
+                kept.append(op_def_pb2.OpDef.ArgDef(name=name, type=dtype))
         del fdef.signature.output_arg[:]
         fdef.signature.output_arg.extend(kept)
     fdef.signature.control_output[:] = list(body.control_ret)
@@ -235,8 +241,10 @@ def build(concrete: Any, module: Module) -> Any:
 
 
 class Flush:
-    """A function of resources alone, registered as long as this lives. body: its arguments are a subset of those that
-    it was made from; positions: which of `concrete`'s captured inputs they are."""
+    """A function of resources alone that returns one constant, registered as long as this lives.
+
+    body: its arguments are a subset of those that it was made from; positions: which of `concrete`'s captured inputs.
+    """
 
     def __init__(self, concrete: Any, body: Body, positions: list[int]) -> None:
         name = f"{body.name}_caramel_{next(_unique)}"
@@ -247,7 +255,7 @@ class Flush:
 
     def __call__(self) -> None:
         with tf_ops.init_scope():
-            context.context().call_function(self._name.encode(), self._handles, 0)
+            context.context().call_function(self._name.encode(), self._handles, 1)
 
 
 def dataset_ops(dataset: Any) -> set[str] | None:
