@@ -458,6 +458,15 @@ def test_what_is_deferred_is_marked_and_its_memory_is_named():
     assert "(deferred)" not in text([Entry("step", Step.of(profile, plan_of(profile, 1)))])
 
 
+def test_a_deferred_plan_s_time_is_that_of_its_own_arm():
+    profile = chain(4)
+    step = Step.of(profile, deferring(profile))
+    record = Record(profile.key, "f", chosen="deferred", arms={"deferred": (0.1,), "measured": (0.2,)})
+    rows = {row[0]: row[4] for row in summary(step, record).rows}
+    assert rows["after: fifo,by count, updates in the next step  (this one runs)"] == "100.0"
+    assert rows["plan from the profile"] == "200.0"
+
+
 def test_a_deferred_transfer_is_ready_from_the_start_and_its_readers_wait_for_it():
     profile = chain(4)
     step = Step.of(profile, deferring(profile))

@@ -33,12 +33,15 @@ class Step:
     @property
     def arm(self) -> str:
         """The record's name for what `after` is."""
+        if self.after.deferred_bytes:
+            return "deferred"
         return STATIC if self.origin == STATIC else "measured"
 
     @property
     def outcomes(self) -> tuple[tuple[str, Outcome], tuple[str, Outcome]]:
         """What is shown everywhere, with its label."""
-        return ("before: Horovod as it comes", self.before), (f"after: {self.origin}", self.after)
+        deferred = ", updates in the next step" if self.after.deferred_bytes else ""
+        return ("before: Horovod as it comes", self.before), (f"after: {self.origin}{deferred}", self.after)
 
 
 @dataclass(frozen=True)
