@@ -45,7 +45,8 @@ def _outputs(node: Any, data: list[Any], inputs: dict[str, Any], variables: dict
     if node.op == "VarHandleOp":
         return [node.attr["shared_name"].s.decode()]
     if node.op == "Const":
-        return [F(node.attr["value"].tensor.float_val[0])]
+        value = node.attr["value"].tensor
+        return [F(value.float_val[0]) if value.float_val else np.int64(value.int64_val[0])]
     if node.op == "ReadVariableOp":
         return [variables[data[0]]]
     if node.op in _ASSIGN:

@@ -94,13 +94,14 @@ def test_the_start_keeps_and_sends_nothing():
     keeps = {n.name: n.input[1] for n in start.graph.node if n.name.endswith("/keep")}
     assert sorted(keeps.values()) == ["g", "lr"]
     assert start.control_ret == {"u": "caramel_kept"}
-    assert {f"^{name}" for name in keeps} <= set(nodes_of(start)["caramel_kept"].input)
+    assert "^caramel_pending/c/stage/kept" in nodes_of(start)["caramel_kept"].input
+    assert {f"^{name}" for name in keeps} <= set(nodes_of(start)["caramel_pending/c/stage/kept"].input)
 
 
 def test_the_middle_s_readers_wait_for_their_update_only():
     middle = nodes_of(deferred(momentum(), MIDDLE).root)
     assert list(middle["p_read"].input) == ["p", "^u"]
-    assert list(middle["c"].input) == ["caramel_pending/c/0/read"]
+    assert list(middle["c"].input) == ["caramel_pending/c/0/read", "^caramel_pending/c/stage/applying"]
     assert "^p_read" not in middle["u"].input  # the reads of the step before are over
     assert "^m_read/caramel_again" in middle["m_write"].input
     assert "^caramel_pending/c/0/read" in middle["caramel_pending/c/0/keep"].input
@@ -115,7 +116,7 @@ def test_the_middle_s_head_waits_for_the_step_s_data():
 def test_the_flush_needs_the_variables_only():
     flush = deferred(momentum(), FLUSH).root
     assert flush.args == ["p", "m"]
-    assert flush.ret == {}
+    assert list(flush.ret) == ["stage"]  # a constant
     assert "y" not in nodes_of(flush)
     assert "g" not in nodes_of(flush)
 
@@ -288,7 +289,7 @@ def optimizers(draw: Any) -> tuple[Body, list[str]]:
 
 
 @given(optimizers(), st.integers(0, 2**30), st.lists(st.booleans(), min_size=1, max_size=4), st.integers(1, 2))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_optimizer_computes_the_same_bits(
     drawn: tuple[Body, list[str]], seed: int, flushes: list[bool], window: int
 ):
