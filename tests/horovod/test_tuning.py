@@ -12,13 +12,13 @@ from tests.horovod.conftest import KERAS, KERAS_3
 from tf_caramel import see
 from tf_caramel.planner.plan import BodyPlan, Piece, Plan
 from tf_caramel.planner.profile import Profile
-from tf_caramel.planner.record import Record
+from tf_caramel.planner.record import ARMS, Record
 
 MANY = "fifo,none"  # a plan of as many messages as gradients: another one than the static plan's
 
 
 def run(folder, case, n=2, steps=60, **env):
-    env = {"TF_CARAMEL": "1", "STEPS": str(steps), **env}
+    env = {"TF_CARAMEL": "1", "TF_CARAMEL_DEFER": "off", "STEPS": str(steps), **env}
     return ranks.reports(ranks.start("tuning.py", case, n=n, env=env, folder=folder, limit_seconds=240))
 
 
@@ -39,6 +39,14 @@ def kept(folder):
 def entry(cache):
     (found,) = cache.iterdir()
     return found
+
+
+@pytest.mark.parametrize("keras", KERAS)
+def test_what_is_deferred_when_plans_are_judged_changes_no_bit(folder, untouched, keras):
+    one, other = run(folder, "plain", TF_CARAMEL_PLAN=MANY, KERAS=keras, TF_CARAMEL_DEFER="auto")
+    assert one["state"] == other["state"] == untouched[keras]
+    assert {"measured", "static", "traced"} <= set(one["measured"][0]) <= set(ARMS)
+    assert one["arms"] == other["arms"]
 
 
 @pytest.mark.parametrize("keras", KERAS)
