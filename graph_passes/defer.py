@@ -146,7 +146,7 @@ class _Split:
     def flush(self) -> Body:
         """Only the head, which takes those arguments that it needs.
 
-        It returns a constant: where nothing is returned, TensorFlow rewrites arithmetic less, and so rounds differently.
+        It returns a constant: where nothing is returned, TensorFlow rewrites less arithmetic, and rounds elsewhere.
         """
         body = self._copy(lambda name: True)
         view = GraphView(body)

@@ -130,7 +130,8 @@ OUTPUT_DTYPE = dict.fromkeys(
         "HorovodGroupedAllreduce",
     ),
     "T",
-) | {"Cast": "DstT", "ReadVariableOp": "dtype", "Placeholder": "dtype", "GatherV2": "Tparams", "Range": "Tidx"}
+) | {"Cast": "DstT", "Const": "dtype", "ReadVariableOp": "dtype", "Placeholder": "dtype", "GatherV2": "Tparams",
+     "Range": "Tidx"}  # fmt: skip
 OUTPUT_DTYPE |= dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase", *sorted(CALLS)), "Tout")
 DT_RESOURCE = 20
 # Bytes of one element, by the number of tensorflow.DataType.
