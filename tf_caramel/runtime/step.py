@@ -15,9 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import horovod.tensorflow as hvd
+import tensorflow as tf
 
 from graph_passes import analysis, chunk, manager, ops
 from graph_passes.defer import WHOLE, prospects
+from graph_passes.deferral import Followers
 from graph_passes.graph import Body, Module
 from graph_passes.inline import Inline
 from graph_passes.loops import above
@@ -125,10 +127,23 @@ class Function:
         module = self.module()
         done = manager.run([Inline(), Untie()], module, lambda _: {}, tf_private.output_count)
         (found,) = [c for body in module.reachable() if (c := collectives(body))]
-        why = {one.collective: one.obstacle for one in prospects(module, found.body)}
+        why = {one.collective: one.obstacle or _rounded(found.body, one) for one in prospects(module, found.body)}
         undeferrable = {name: reason for name, node in found.nodes.items() if (reason := why[node])}
         looped = any(caller.node.op in ops.WHILES for caller in above(module, found.body))
         return replace(found, tied=done["untie"]["ties"] > 0, undeferrable=undeferrable, looped=looped)
+
+
+def _rounded(body: Body, one: Followers) -> str | None:
+    """Why an update may round differently when it is deferred: TensorFlow 2.15 turns x / sqrt(y) into x * rsqrt(y) in
+    one function and not in another (seen with Keras 2's Adagrad)."""
+    if tuple(map(int, tf.__version__.split(".")[:2])) >= (2, 16):
+        return None
+    nodes = {node.name: node for node in body.graph.node}
+    for name in one.moved:
+        divisor = nodes[name].input[1].partition(":")[0] if nodes[name].op == "RealDiv" else ""
+        if divisor and nodes[divisor].op == "Sqrt":
+            return f"{name} divides by a square root, which this TensorFlow rounds in two ways"
+    return None
 
 
 class Step:
