@@ -60,7 +60,7 @@ OPTIMIZERS = {
     "EMA overwriting": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3),
     "global_clipnorm": lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.1),
 }
-SEVERAL = ("SGD", "Adam", "AdamW", "EMA overwriting", "global_clipnorm")
+SEVERAL = ("nesterov", "AdamW")
 
 
 def compiled(optimizer, steps=1, model=None):
@@ -132,6 +132,8 @@ def looks():
 
         class Uses(keras.callbacks.Callback):
             def on_epoch_end(self, epoch, logs=None):
+                if epoch:
+                    return
                 watch.seen.append(["predict", digest([model.predict(x, verbose=0)])])
                 watch.seen.append(["other model", digest([other.predict(x, verbose=0)])])
                 watch.seen.append(["evaluate", float(model.evaluate(x, y, verbose=0))])
@@ -203,7 +205,7 @@ def refused():
     for name, options in cases.items():
         model = compiled(keras.optimizers.SGD(0.1), model=mlp(base=Overrides) if name == "overrides" else None)
         ANSWERS.clear()
-        fit(model, **options)
+        fit(model, epochs=1, **options)
         put(name, {"across": sum(ANSWERS), "calls": len(ANSWERS), "why": hook.steps()[-1].remarks})
     model = compiled(keras.optimizers.SGD(0.1))
     x, y = data()
@@ -242,7 +244,10 @@ def data_end():
         x, y = data(80)
         slices = tf.data.Dataset.from_tensor_slices((x[:samples], y[:samples])).batch(8)
         more = {} if KERAS_3 else {"steps_per_epoch": 8}  # Keras 2 has to be told a number
-        losses = fit(model, x=slices.filter(lambda *_: True), epochs=2, **more)
+        try:
+            losses = fit(model, x=slices.filter(lambda *_: True), epochs=2, **more)
+        except ValueError as error:  # Keras 2, if no call was completed
+            losses = str(error).partition(".")[0]
         return {"state": state(model, model.optimizer), "losses": losses}
 
     for samples, steps in ((48, 4), (24, 4), (40, 1)):
