@@ -8,10 +8,14 @@ import signal
 import pytest
 
 from tests import ranks
-from tests.horovod.conftest import KERAS
+from tests.horovod.conftest import KERAS, KERAS_3
 
 ON = {"TF_CARAMEL": "1", "TF_CARAMEL_PLAN": "static"}  # workers/deferring.py defers half of the static plan
-DEFERRED = ["SGD", "nesterov", "Adam", "AdamW", "RMSprop", "Adagrad", "Lamb", "EMA"]
+# With TensorFlow 2.15 this one rounds differently, so it is never deferred unless a plan insists, as here.
+ADAGRAD = pytest.param(
+    "Adagrad", marks=pytest.mark.xfail(not KERAS_3, strict=True, reason="x / sqrt(y) is rounded in two ways")
+)
+DEFERRED = ["SGD", "nesterov", "Adam", "AdamW", "RMSprop", ADAGRAD, "Lamb", "EMA"]
 TIMEOUT_SECONDS = 6
 
 
