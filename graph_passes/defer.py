@@ -193,9 +193,10 @@ class _Split:
             count = len(view.data_inputs(batch))
             inputs = [reads[p.name] for p in self.pending[position : position + count]]
             self._rewire(view, batch, inputs, clones)
-            if k and self.plan.window > 1 and k < self.plan.window:
-                # What becomes ready together would be submitted in reverse; what is used first goes first.
-                view.add_control_input(batch, self.batches[0])
+            if k and self.plan.window:
+                # One at a time, also with a wider window: all are ready when the step begins, those that wait for the
+                # same completion would be submitted in reverse, and the forward pass waits for the first one.
+                view.add_control_input(batch, self.batches[k - 1])
             position += count
         for name in sorted(self.moved - set(self.batches)):
             inputs = [_redirected(x, values, clones) for x in view.data_inputs(name)]

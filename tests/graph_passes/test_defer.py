@@ -121,7 +121,7 @@ def test_the_flush_needs_the_variables_only():
     assert "g" not in nodes_of(flush)
 
 
-def test_a_window_of_two_sends_the_first_batch_alone():
+def test_the_head_s_batches_go_one_by_one_also_with_a_window_of_two():
     two = momentum(
         op("g2", "Mul", "y y"),
         allreduce("d", "g2", ""),
