@@ -10,14 +10,12 @@ The stage variable says how far each got: whoever looks after a call that failed
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from graph_passes import ops
 from graph_passes.deferral import Followers, Needs, Resources, followers, needs
-from graph_passes.graph import Body, GraphError, GraphView, Module, join, split
+from graph_passes.graph import Body, GraphError, GraphView, Module, join, reached, split
 from graph_passes.loops import callers, start_in_callers, take, touched_outside
 from graph_passes.pass_base import BodyPlan, PassResult, Plan
 
@@ -130,13 +128,13 @@ class _Split:
     # The three
 
     def start(self) -> Body:
-        body = self._copy(lambda name: name not in self.moved)
-        _drop_edges(body, self.moved)
+        body = self._copy()
+        _remove(body, self.moved)
         self._keep(GraphView(body), {}, [])
         return body
 
     def middle(self) -> Body:
-        body = self._copy(lambda name: True)
+        body = self._copy()
         view = GraphView(body)
         reads = self._head(view, [f"^{gate}" for gate in self.gates])
         self._make_readers_wait(view)
@@ -148,31 +146,19 @@ class _Split:
 
         It returns a constant: where nothing is returned, TensorFlow rewrites arithmetic less and rounds differently.
         """
-        body = self._copy(lambda name: True)
+        body = self._copy()
         view = GraphView(body)
         self._head(view, [])
         applied = self._applied(view)
         done = view.add(_JOIN, "NoOp", [f"^{applied}"])
-        needed = _ancestors(view, [done.name])
-        kept = [node for node in body.graph.node if node.name in needed]
-        graph = type(body.graph)()
-        graph.CopyFrom(body.graph)
-        del graph.node[:]
-        graph.node.extend(kept)
+        needed = {done.name, *reached(view.producers, [done.name])}
+        _remove(body, set(view.nodes) - needed)
         args = [a for a in body.args if a in needed]
         stage = join(*split(view.data_inputs(applied)[1]))
-        made = Body(body.name, graph, args, {STAGE: stage}, {_JOIN: _JOIN}, changed=True, source=body.source)
-        _drop_edges(made, {node.name for node in body.graph.node} - needed)
-        return made
+        return replace(body, args=args, ret={STAGE: stage}, control_ret={_JOIN: _JOIN})
 
-    def _copy(self, wanted: Any) -> Body:
-        graph = type(self.body.graph)()
-        graph.CopyFrom(self.body.graph)
-        del graph.node[:]
-        graph.node.extend(node for node in self.body.graph.node if wanted(node.name))
-        return replace(
-            self.body, graph=graph, ret=dict(self.body.ret), control_ret=dict(self.body.control_ret), changed=True
-        )
+    def _copy(self) -> Body:
+        return replace(self.body.copied(), changed=True)
 
     # The head
 
@@ -184,7 +170,7 @@ class _Split:
             node = view.add(f"{one.name}/read", "ReadVariableOp", [handle, *gates])
             node.attr["dtype"].type = one.dtype
             reads[one.name] = node.name
-        values = {p.tensor: reads[p.name] for p in self.pending[self._gradients(view) :]}
+        values = {p.tensor: reads[p.name] for p in self.pending[len(self.pending) - len(self.needs.kept) :]}
         clones = {name: f"{name}/caramel_again" for name in self.needs.cloned}
         for name in self.needs.cloned:
             _clone(view, name, clones, values, gates if view.nodes[name].op in ops.READS_ONLY else ())
@@ -220,9 +206,6 @@ class _Split:
         node.attr["dtype"].type = ops.DT_INT64
         node.attr["validate_shape"].b = False
         return str(node.name)
-
-    def _gradients(self, view: GraphView) -> int:
-        return len(self.pending) - len(self.needs.kept)
 
     def _rewire(self, view: GraphView, name: str, inputs: Sequence[str], clones: dict[str, str]) -> None:
         controls = [split(x)[0] for x in view.nodes[name].input if x.startswith("^")]
@@ -310,8 +293,10 @@ def _set_inputs(view: GraphView, name: str, inputs: Sequence[str]) -> None:
     view.forget()
 
 
-def _drop_edges(body: Body, gone: set[str]) -> None:
-    """Nobody waits any more for nodes that are gone."""
+def _remove(body: Body, gone: set[str]) -> None:
+    """Removes nodes whose data nobody else takes; nobody waits for them any more."""
+    for i in reversed([i for i, node in enumerate(body.graph.node) if node.name in gone]):
+        del body.graph.node[i]
     for node in body.graph.node:
         if any(split(x)[0] in gone for x in node.input):
             inputs = [x for x in node.input if split(x)[0] not in gone]
@@ -323,22 +308,6 @@ def _drop_edges(body: Body, gone: set[str]) -> None:
             node.attr["_class"].list.s.extend(places)
 
 
-def _ancestors(view: GraphView, names: Iterable[str]) -> set[str]:
-    found = set(names)
-    waiting = list(found)
-    while waiting:
-        for source in view.producers[waiting.pop()]:
-            if source not in found:
-                found.add(source)
-                waiting.append(source)
-    return found
-
-
 def copied(module: Module) -> Module:
-    """A copy that passes may change; what bodies were made from is shared."""
-    return Module(
-        {
-            name: replace(body, graph=copy.deepcopy(body.graph), ret=dict(body.ret), control_ret=dict(body.control_ret))
-            for name, body in module.bodies.items()
-        }
-    )
+    """A copy that passes may change."""
+    return Module({name: body.copied() for name, body in module.bodies.items()})

@@ -8,11 +8,11 @@ every other value (learning rate, bias corrections) is kept from the step that c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from graph_passes import ops
-from graph_passes.graph import Body, GraphView, join, split
+from graph_passes.graph import Body, GraphView, join, reached, split
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,9 @@ def followers(body: Body, collectives: Iterable[str]) -> list[Followers]:
         for name in one.moved:
             owners.setdefault(name, []).append(k)
     shared = {k: name for name, who in owners.items() if len(who) > 1 for k in who}
+    why = "needs several reduced gradients (clipping by the global norm, a check of all of them)"
     return [
-        one
-        if one.obstacle or k not in shared
-        else Followers(
-            one.collective,
-            one.moved,
-            one.written,
-            one.touched,
-            f"{shared[k]} needs several reduced gradients (clipping by the global norm, a check of all of them)",
-        )
+        replace(one, obstacle=f"{shared[k]} {why}") if k in shared and not one.obstacle else one
         for k, one in enumerate(found)
     ]
 
@@ -119,7 +112,7 @@ def _follow(view: GraphView, resources: Resources, collective: str) -> Followers
         written = {h: [n] for n in fresh if resources.writes(n) for h in resources.of(n)}
         fresh = []
         for handle, writers in sorted(written.items()):  # state: who touches a variable after it was written
-            after = _descendants(view, writers)
+            after = reached(view.consumers, writers)
             for name in resources.touching[handle]:
                 if name in after and name not in moved:
                     moved.add(name)
@@ -153,18 +146,6 @@ def _readers(view: GraphView, names: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def _descendants(view: GraphView, names: Iterable[str]) -> set[str]:
-    """Everything that waits for these nodes, directly or not."""
-    found: set[str] = set()
-    waiting = list(names)
-    while waiting:
-        for consumer in view.consumers[waiting.pop()]:
-            if consumer not in found:
-                found.add(consumer)
-                waiting.append(consumer)
-    return found
-
-
 def _obstacle(
     view: GraphView,
     resources: Resources,
@@ -190,7 +171,7 @@ def _obstacle(
         if handle not in written and others:
             return f"{handle} is read by the update and written by {others[0]}"
         for other in others:
-            after = _descendants(view, [other])
+            after = reached(view.consumers, [other])
             late = next((n for n in names if n not in after), None)
             if late is not None:
                 return f"{handle} is also written by {other}, and nothing says whether before {late}"
@@ -254,7 +235,7 @@ def _reads_state(view: GraphView, resources: Resources, name: str, moved: set[st
     """Does it read state of the updates as it still is at the head of the next step? Not if others write it later."""
     handles = resources.of(name)
     return set(handles) <= state and not any(
-        resources.writes(other) and other not in moved and name not in _descendants(view, [other])
+        resources.writes(other) and other not in moved and name not in reached(view.consumers, [other])
         for handle in handles
         for other in resources.touching[handle]
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import heapq
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,6 +35,10 @@ class Body:
     changed: bool = False
     source: Any = None
 
+    def copied(self) -> Body:
+        """A copy that passes may change; what it was made from is shared."""
+        return replace(self, graph=copy.deepcopy(self.graph), ret=dict(self.ret), control_ret=dict(self.control_ret))
+
 
 @dataclass
 class Module:
@@ -59,6 +64,18 @@ class Module:
 
         visit(self.root.name)
         return [body for name, body in self.bodies.items() if name in seen]
+
+
+def reached(edges: Mapping[str, Sequence[str]], names: Iterable[str]) -> set[str]:
+    """What edges (`GraphView.producers` or `.consumers`) lead to from these nodes, directly or not."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        for name in edges[waiting.pop()]:
+            if name not in found:
+                found.add(name)
+                waiting.append(name)
+    return found
 
 
 def split(tensor: str) -> tuple[str, int]:

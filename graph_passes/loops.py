@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -135,14 +134,7 @@ def start_in_callers(module: Module, body: Body, starting: Body, going_on: Body)
     take(body, going_on)
     made = [first]
     for caller in path[:loop]:
-        twin = replace(
-            caller.body,
-            name=caller.body.name + _STARTING,
-            graph=copy.deepcopy(caller.body.graph),
-            ret=dict(caller.body.ret),
-            control_ret=dict(caller.body.control_ret),
-            changed=True,
-        )
+        twin = replace(caller.body.copied(), name=caller.body.name + _STARTING, changed=True)
         node = next(n for n in twin.graph.node if n.name == caller.node.name)
         for ref in ops.function_refs(node):
             if ref.name == caller.callee.name:

@@ -6,7 +6,7 @@ import pytest
 
 from graph_passes import defer
 from graph_passes.defer import APPLIED, APPLYING, FLUSH, KEPT, MIDDLE, START, Defer
-from graph_passes.graph import Body, GraphView
+from graph_passes.graph import Body, GraphView, reached
 from graph_passes.pass_base import Batch, BodyPlan
 from tests.graph_passes.graphs import allreduce, apply, body, identity, module, node
 
@@ -35,14 +35,7 @@ def marks(view: GraphView) -> dict[int, str]:
 
 
 def waits_for(view: GraphView, name: str) -> set[str]:
-    found: set[str] = set()
-    waiting = [name]
-    while waiting:
-        for source in view.producers[waiting.pop()]:
-            if source not in found:
-                found.add(source)
-                waiting.append(source)
-    return found
+    return reached(view.producers, [name])
 
 
 def ends(made_: Body) -> list[str]:

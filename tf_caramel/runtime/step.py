@@ -187,7 +187,10 @@ class Step:
 
     def may_defer(self, looped: bool) -> bool:
         """May updates be pending between two of the next steps? looped: one call may be several steps."""
-        return fitting.across(self) or (looped and self.config.defer in ("auto", "within"))
+        return fitting.across(self) or self._within(looped)
+
+    def _within(self, looped: bool) -> bool:
+        return looped and self.config.defer in ("auto", "within")
 
     def measure(self) -> None:
         """From the next call on, calls are counted and measured."""
@@ -332,7 +335,7 @@ class Step:
         runs = function.arms[arm]
         if isinstance(runs, deferral.Phases):
             across = fitting.across(self)
-            if across or self.may_defer(runs.loop):
+            if across or self._within(runs.loop):
                 steady = runs.loop or self.pending.of is runs
                 return self._deferred(runs, args, across), arm, steady
             arm = self.fallback
