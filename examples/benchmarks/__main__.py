@@ -27,7 +27,8 @@ from examples.benchmarks.parties import PartyError
 
 MODELS = ("resnet50", "vgg", "mobilenet", "densenet", "bert", "mlp")
 HOUR = Grid(MODELS, (1000,), policies=arms.POLICIES[1:3], effort=measure.Effort(2, 3, cycles=False, autotune_seconds=0))
-WHOLE = Grid(MODELS, (100, 500, 1000, 2000, 10_000, BALANCE), hosts=(2, 4), accelerator=(0.5, 1.0, 2.0))
+WHOLE = Grid(MODELS, (100, 500, 1000, 2000, 10_000, BALANCE), hosts=(2, 4), accelerator=(0.5, 1.0, 2.0),
+             effort=measure.Effort(within=True))  # fmt: skip
 QUICK = dataclasses.replace(HOUR, models=("mobilenet", "mlp"))
 SMOKE = Grid(("mlp",), (10_000,), parties=("horovod", "caramel"), policies=(),
              effort=measure.Effort(1, 2, cycles=False, autotune_seconds=0), scale=(2, 8))  # fmt: skip
@@ -42,12 +43,16 @@ def options() -> argparse.Namespace:
     size.add_argument("--quick", action="store_true", help="two models, one link, some ten minutes")
     size.add_argument("--smoke", action="store_true", help="the mechanics only, one minute")
     parser.add_argument("--models", help="separated by commas")
-    parser.add_argument("--mbit", help=f"link speeds in Mbit/s, or {BALANCE}: where computing and network are equal")
+    parser.add_argument(
+        "--mbit",
+        help=f"link speeds in Mbit/s, or {BALANCE}: where computing and network are equal; '': only --accelerator",
+    )
     parser.add_argument("--hosts", help="2, 4 or both")
     parser.add_argument("--parties", help=f"of {','.join(arms.PROGRAMS)}")
     parser.add_argument("--policies", help="of this project, separated by +, as in TF_CARAMEL_PLAN")
     parser.add_argument("--accelerator", help="cells with an emulated accelerator: compute/communication, e.g. 0.5,1,2")
     parser.add_argument("--batch", type=int)
+    parser.add_argument("--within", action="store_true", help="also 4 steps in a call, deferring within calls")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--steps", type=int, help="in a turn")
     parser.add_argument(
@@ -84,6 +89,7 @@ def grid(given: argparse.Namespace) -> Grid:
         base.effort,
         cycles=base.effort.cycles or given.cycles or given.all_tuned,
         everything=given.all_tuned,
+        within=base.effort.within or given.within,
         **{key: value for key, value in effort.items() if value is not None},
     )
     if given.batch:

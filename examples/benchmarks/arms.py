@@ -19,7 +19,8 @@ class Arm:
     """name: in the results.  party: whose program runs it.  told: with `measure` and `count`.
     horovod: settings of Horovod that it needs and that another hvd.init() can change.
     env, steps_per_execution: of the process, so arms that differ in them are not in one.
-    defers: at the end of a call something is left to the next one, so a turn's last call is not counted.
+    warm: so many first calls of a turn are not counted. The first one that defers leaves something to the next one and
+    does nothing that was left, in the second TensorFlow builds the function that does both.
     """
 
     name: str
@@ -28,7 +29,7 @@ class Arm:
     horovod: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     steps_per_execution: int = 1
-    defers: bool = False
+    warm: int = 1
 
     @property
     def process(self) -> str:
@@ -74,9 +75,12 @@ LOCAL = Arm("compute alone", "horovod", {"exchange": "local"})
 NETWORK = Arm("network alone", "horovod", {"exchange": "network"}, {"HOROVOD_FUSION_THRESHOLD": str(1024 * MB)})
 AS_IT_COMES = horovod("Horovod")
 UNFUSED = horovod("Horovod, no fusion", fusion_mb=0)
-TRACED, STATIC, MEASURED, DEFERRED = (
-    Arm(f"tf_caramel {p}", "caramel", {"policy": p}) for p in ("traced", "static", "measured", "deferred")
-)
+TRACED, STATIC, MEASURED = (Arm(f"tf_caramel {p}", "caramel", {"policy": p}) for p in ("traced", "static", "measured"))
+DEFERRED = Arm("tf_caramel deferred", "caramel", {"policy": "deferred"}, warm=2)
+WITHIN = Arm(
+    "tf_caramel deferred within calls of 4 steps", "caramel", {"policy": "deferred"},
+    env={"TF_CARAMEL_DEFER": "within"}, steps_per_execution=4,
+)  # fmt: skip
 PRODUCT = (DEFERRED, MEASURED, STATIC, TRACED)  # what the product judges among; the fastest is what runs
 MWMS = Arm("MultiWorkerMirrored", "mwms", {"pack_mb": 0})
 PACKS = tuple(Arm(f"MultiWorkerMirrored, {mb} MB", "mwms", {"pack_mb": mb}) for mb in (8, 32))
@@ -109,8 +113,8 @@ def policy(text: str) -> Arm:
     return Arm(f"tf_caramel {text}", "caramel", {"policy": text})
 
 
-def fixed(parties: Sequence[str], policies: Sequence[str]) -> list[Arm]:
-    """The arms that need no tuning first, of these parties."""
+def fixed(parties: Sequence[str], policies: Sequence[str], within: bool = False) -> list[Arm]:
+    """The arms that need no tuning first, of these parties.  within: also the one that defers within calls."""
     arms = [
         LOCAL,
         NETWORK,
@@ -118,13 +122,9 @@ def fixed(parties: Sequence[str], policies: Sequence[str]) -> list[Arm]:
         UNFUSED,
         *PRODUCT,
         *(policy(p) for p in policies),
+        *([WITHIN] if within else []),
         MWMS,
         *PACKS,
         DDP,
-        *DEFERRING,
     ]
     return [arm for arm in arms if arm.party in parties]
-
-
-# Rows that need an environment, or several steps in a call: one line each.
-DEFERRING: tuple[Arm, ...] = ()

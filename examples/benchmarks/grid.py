@@ -7,20 +7,21 @@ import datetime
 import json
 import os
 import platform
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from examples.benchmarks import arms, figures, hosts, measure, scale
+from examples.benchmarks import arms, hosts, measure, scale
 from examples.benchmarks.picture import draw
 from examples.benchmarks.tables import markdown
 
 FORMAT = "tf_caramel benchmark 1"
 BALANCE = "balance"
-ACCELERATOR_MBIT = 1000  # the link of these cells, or else the first one
+ACCELERATOR_MBIT = 250  # the link of these cells: so slow that this machine's cores do not count
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def _ground(grid: Grid, count: int) -> Iterator[hosts.Ground]:
 
 @dataclass
 class Model:
-    """All cells of one model on one ground. alone: link speed -> seconds of the network alone."""
+    """All cells of one model on one ground."""
 
     grid: Grid
     model: str
@@ -132,34 +133,39 @@ class Model:
     output: Output
     folder: Path
     say: Callable[[str], None]
-    alone: dict[float, float] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Real computing on every link, then the emulated accelerators, held to what the network alone took before."""
+        """Real computing on every link, then the emulated accelerators, held to what the network alone takes."""
         speeds = self._speeds() if self.ground.emulated else [(0.0, False)]
-        with self._bench(None) as bench:
-            for mbit, balance in speeds:
-                if mbit < 0:
-                    mbit = self._balance(bench)
-                self._cell(bench, mbit, balance, None)
-        for ratio in self.grid.accelerator:
-            mbit = ACCELERATOR_MBIT if ACCELERATOR_MBIT in self.alone else next(iter(self.alone))
-            with self._bench(ratio * self.alone[mbit], mbit) as bench:
-                self._cell(bench, mbit, False, ratio)
+        if self.grid.mbit:
+            with self._bench(self._arms()) as bench:
+                for mbit, balance in speeds:
+                    self._cell(bench, self._balance(bench) if mbit < 0 else mbit, balance, None)
+        if self.grid.accelerator:
+            with self._bench([arms.NETWORK], ACCELERATOR_MBIT) as bench:
+                alone = statistics.median(bench.turn(arms.NETWORK, 3)["seconds"])
+            for ratio in self.grid.accelerator:
+                with self._bench(self._arms("ddp"), ACCELERATOR_MBIT, ratio * alone) as bench:  # ddp computes itself
+                    self._cell(bench, ACCELERATOR_MBIT, False, ratio)
+
+    def _arms(self, but: str = "") -> list[arms.Arm]:
+        parties = [party for party in self.grid.parties if party != but]
+        return arms.fixed(parties, self.grid.policies, self.grid.effort.within)
 
     def _speeds(self) -> list[tuple[float, bool]]:
         """(Mbit/s, is it the balance); -1 for one that has to be found first."""
         return [(-1.0, True) if m == BALANCE else (float(m), False) for m in self.grid.mbit]
 
     @contextlib.contextmanager
-    def _bench(self, seconds: float | None, mbit: float = 1000.0) -> Iterator[measure.Bench]:
-        """seconds: of the emulated accelerator's computing, None for real computing."""
-        parties = [party for party in self.grid.parties if seconds is None or party != "ddp"]  # has no accelerator
+    def _bench(
+        self, first: Sequence[arms.Arm], mbit: float = 1000.0, seconds: float | None = None
+    ) -> Iterator[measure.Bench]:
+        """The processes of the arms.  seconds: of the emulated accelerator's computing, None for real computing."""
         self.ground.shape(mbit)
         spec = {"model": self.model, "batch": self.grid.batch, "accelerator": seconds}
         bench = measure.Bench(self.ground, spec, self.folder, lambda text: self.say(f"{self.model}: {text}"))
         try:
-            bench.launch(arms.fixed(parties, self.grid.policies))
+            bench.launch(first)
             yield bench
         finally:
             bench.close()
@@ -182,8 +188,6 @@ class Model:
         if ratio is None and self.ground.emulated:
             self.say(f"{self.model}: simulating more ranks")
             cell["simulated"] = scale.scaled(cell, self.grid.scale)
-        if figures.NETWORK in cell["arms"] and ratio is None:
-            self.alone[mbit] = figures.median(cell["arms"][figures.NETWORK])
         self.output.add(cell)
 
     def _balance(self, bench: measure.Bench) -> float:

@@ -31,6 +31,7 @@ class Effort:
     """rounds, steps: of each arm, and in each of its turns.
     cycles: plain Horovod is tuned in its cycle time too; everything: with each fusion threshold, not only the best.
     autotune_seconds: that Horovod may tune itself for in a cell; 0: it is not measured.
+    within: this project is also measured with several steps in a call, deferring within calls only.
     """
 
     rounds: int = 3
@@ -38,6 +39,7 @@ class Effort:
     cycles: bool = True
     everything: bool = False
     autotune_seconds: float = 30.0
+    within: bool = False
 
 
 @dataclass
@@ -125,13 +127,12 @@ class Bench:
     def works(self, arm: Arm) -> bool:
         return self.parties.get(arm.process) is not None
 
-    def turn(self, arm: Arm, steps: int, warm: int = 1) -> dict[str, Any]:
+    def turn(self, arm: Arm, steps: int) -> dict[str, Any]:
         """Seconds of each step (mean over the ranks), and the other figures of a step (mean; memory: the most)."""
         again = 0
         while True:
             noise = Noise()
-            told = dict(arm.told) | ({"drop_last": True} if arm.defers else {})
-            ranks = self.ask(arm, "measure", steps=steps, warm=warm, **told)
+            ranks = self.ask(arm, "measure", steps=steps, warm=arm.warm, **arm.told)
             foreign = noise.foreign(sum(rank["turn_cpu_seconds"] for rank in ranks))
             if foreign <= FOREIGN or again == AGAIN or self.again == AGAIN_IN_A_CELL:
                 break
@@ -183,9 +184,9 @@ def _busy_seconds() -> float:
 def cell(bench: Bench, effort: Effort, policies: Sequence[str], parties: Sequence[str]) -> dict[str, Any]:
     """Measures everything at the link speed that the ground has now."""
     bench.again = 0
-    arms = [arm for arm in arms_.fixed(parties, policies) if bench.works(arm)]
+    arms = [arm for arm in arms_.fixed(parties, policies, effort.within) if bench.works(arm)]
     planned = _plan(bench, arms, policies)
-    arms = [arm for arm in arms if arm.party != "caramel" or arm.told["policy"] in planned["policies"]]
+    arms = [arm for arm in arms if arm.party != "caramel" or arm.told["policy"] in planned["policies"][arm.process]]
     tuning: dict[str, Any] = {}
     if "horovod" in parties:
         best, tuning = _tune(bench, effort)
@@ -221,13 +222,13 @@ def cell(bench: Bench, effort: Effort, policies: Sequence[str], parties: Sequenc
 
 def _plan(bench: Bench, arms: Sequence[Arm], policies: Sequence[str]) -> dict[str, Any]:
     """Each process of this project plans anew for the link as it is now."""
-    planned: dict[str, Any] = {"policies": [], "planning": {}, "why": []}
+    planned: dict[str, Any] = {"policies": {}, "planning": {}, "why": []}
     for arm in {arm.process: arm for arm in arms if arm.party == "caramel"}.values():
         bench.say(f"planning: {arm.process}")
         began = time.perf_counter()
         told = bench.ask(arm, "plan", policies=list(policies))[0]
         told["seconds"] = time.perf_counter() - began
-        planned["policies"] += told.pop("arms")
+        planned["policies"][arm.process] = told.pop("arms")
         planned["why"] += told.pop("why")
         planned["planning"][arm.process] = told
     return planned
@@ -264,7 +265,7 @@ def _tune(bench: Bench, effort: Effort) -> tuple[list[Arm], dict[str, Any]]:
 
 
 def _autotune(bench: Bench, effort: Effort) -> dict[str, Any]:
-    """Horovod's own tuning, in a fresh process at this link, for a bounded time. It has settled if it says so."""
+    """Horovod's own tuning, in a fresh process at this link, for a bounded time."""
     bench.keep([], arms_.AUTOTUNED.process)
     Path(arms_.AUTOTUNED.env["HOROVOD_AUTOTUNE_LOG"]).unlink(missing_ok=True)
     bench.launch([arms_.AUTOTUNED])

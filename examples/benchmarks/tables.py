@@ -86,9 +86,7 @@ def _cell(cell: Mapping[str, Any], f: Figures) -> list[str]:
     if tuning:
         notes.append(f"Of the {tuning['cells']} cells of Horovod's tuning {len(tuning['quick'])} were measured.")
     if "autotune" in tuning:
-        notes.append(
-            f"Horovod tuned itself for {tuning['autotune']['steps']} steps and had {_settled(tuning['autotune'])}."
-        )
+        notes.append(f"Horovod tuned itself for {tuning['autotune']['steps']} steps first.")
     for name, why in cell.get("missing", {}).items():
         notes.append(f"Not there: {name}: {why}.")
     notes += [f"Not there: {why}." for why in cell.get("why", [])]
@@ -116,10 +114,6 @@ def _simulated(cells: Cells) -> list[str]:
         parts += [f"### {title(cell)}", _table(("ranks", *scale.POLICIES.values()), rows)]
     head = "Step times in ms, from the profile of the cell, on a ring of links of that speed."
     return ["## Simulated: more ranks than there are here", head, *parts] if parts else []
-
-
-def _settled(autotune: Mapping[str, Any]) -> str:
-    return "settled" if autotune.get("settled") else "not settled"
 
 
 def _row(row: Row) -> list[str]:

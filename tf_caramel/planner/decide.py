@@ -76,14 +76,20 @@ def asks_for_deferral(batches: str) -> bool:
 
 
 def decide(
-    profile: Profile, order: str = "caramel", batches: str = "adaptive", effort: str = "full", defer: bool = False
+    profile: Profile,
+    order: str = "caramel",
+    batches: str = "adaptive",
+    effort: str = "full",
+    defer: bool = False,
+    plain: BodyPlan | None = None,
 ) -> BodyPlan:
     """The plan for a step.
 
     batches: may end in ",window=<number>"; else 1, except that adaptive chooses. With caramel and adaptive, an order
     that does not pay in the simulator is not used.  effort: "quick" simulates a few candidates only (tables of
     what-ifs).  defer, or batches that end in ",defer": transfers may be deferred, where that makes the simulated step
-    shorter (by the share WORTH_DEFERRING). Raises InputError for words it does not know.
+    shorter (by the share WORTH_DEFERRING).  plain: the plan of the same profile and policy without deferring, if the
+    caller has it already. Raises InputError for words it does not know.
     """
     if order not in POLICIES:
         raise InputError(f"order: {order!r} is none of {', '.join(POLICIES)}")
@@ -93,7 +99,7 @@ def decide(
     if not profile.transfers:
         return BodyPlan((), batching.window or 1)
     policy = _Policy(profile, order, batching, search.EFFORTS[effort])
-    plan = policy.undeferred()
+    plan = plain or policy.undeferred()
     return policy.deferred(plan) if defer or batching.defer else plan
 
 

@@ -143,17 +143,22 @@ class Tuner:
         self.profile = calibrate(seen, running.bodies[0] if running else None, facts.step_seconds)
         return facts
 
-    def decided(self, policy: str, defer: bool = False) -> Plan:
-        """The plan that a policy, written as in TF_CARAMEL_PLAN, makes of the profile."""
+    def decided(self, policy: str, plain: Plan | None = None) -> Plan:
+        """The plan that a policy, written as in TF_CARAMEL_PLAN, makes of the profile.
+
+        plain: what it made without deferring, if now it is to defer what is worth it.
+        """
         assert self.profile is not None
-        return Plan((decide.decide(self.profile, *decide.parse(policy), defer=defer),), policy)
+        deferring = {"defer": True, "plain": plain.bodies[0]} if plain else {}
+        return Plan((decide.decide(self.profile, *decide.parse(policy), **deferring),), policy)
 
     def _merge_and_plan(self, shown: dict[int, Any]) -> dict[str, Any]:
         try:
             facts = self.merged(shown)
-            plans = {"measured": self.decided(self.step.config.plan)}
+            measured = self.decided(self.step.config.plan)
+            plans = {"measured": measured}
             if all(shown[rank]["may_defer"] for rank in sorted(shown)):
-                deferring = self.decided(self.step.config.plan, defer=True)
+                deferring = self.decided(self.step.config.plan, measured)
                 plans |= {"deferred": deferring} if deferring.bodies[0].deferred else {}
         except profiling.CannotMergeError as reason:
             return {"why": [f"no measured plan: {reason}"]}

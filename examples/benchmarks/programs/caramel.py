@@ -78,7 +78,7 @@ class Caramel:
         self.run(len(kinds))
         shown = profiling.observe(self.step, self.told.done, probe.network())
         verdict = self.step.agree("profile", shown, lambda shown: self._plans(shown, policies))
-        why = []
+        why = list(verdict["why"])
         for name, text in verdict["plans"].items():
             problem = self.step.add(name, Plan.from_json(text))
             if problem:
@@ -89,10 +89,13 @@ class Caramel:
         self.told.merged(shown)
         plans = {policy: self.told.decided(policy) for policy in policies}
         plans[MEASURED] = self.told.decided(self.policy)
-        deferred = self.told.decided(self.policy, defer=True)
+        deferred = self.told.decided(self.policy, plans[MEASURED])
+        why = []
         if deferred.bodies[0].deferred:
             plans[DEFERRED] = deferred
-        return {"plans": {name: plan.to_json() for name, plan in plans.items()}}
+        else:
+            why.append(f"{DEFERRED}: at this link the plan defers nothing")
+        return {"plans": {name: plan.to_json() for name, plan in plans.items()}, "why": why}
 
     def _simulated(self) -> dict[str, Any]:
         """On the rank that planned: the profile, and what the simulator says of each arm."""
@@ -103,11 +106,9 @@ class Caramel:
         outcomes = {name: simulate(profile, body, detail=False).step_seconds for name, body in bodies.items()}
         return {"profile": profile.to_json(), "simulated": outcomes}
 
-    def measure(self, policy: str, steps: int, warm: int, drop_last: bool = False) -> dict[str, Any]:
-        self._choose(policy, steps + warm + drop_last)
-        steps_a_call = self.spec.get("steps_per_execution", 1)
-        done = serve.turn(self.run, steps, warm, self.spec["interface"], drop_last)
-        return done | {"steps_a_call": steps_a_call}
+    def measure(self, policy: str, steps: int, warm: int) -> dict[str, Any]:
+        self._choose(policy, steps + warm)
+        return serve.turn(self.run, steps, warm, self.spec["interface"])
 
     def count(self, policy: str, steps: int) -> float | None:
         self._choose(policy, 1 + steps)

@@ -72,7 +72,7 @@ class Plain:
         return again.messages(self.run(exchange), steps)
 
     def settle(self, seconds: float) -> dict[str, Any]:
-        """Trains for so long, or until Horovod's own tuning has settled: how many steps that took, and its log."""
+        """Trains for so long: how many steps that took, and the log of Horovod's own tuning."""
         log, steps = Path(os.environ.get("HOROVOD_AUTOTUNE_LOG", "")), 0
         began, done = time.perf_counter(), False
         while not done:

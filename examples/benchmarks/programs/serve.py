@@ -49,16 +49,15 @@ class Clock:
         return [(end - begin) / self.steps for begin, end in pairwise(marks)]
 
 
-def turn(run: Callable[[int], Clock], steps: int, warm: int, interface: str, drop_last: bool = False) -> dict[str, Any]:
+def turn(run: Callable[[int], Clock], steps: int, warm: int, interface: str) -> dict[str, Any]:
     """One turn: `warm` calls that are not counted, then as many as `steps`. All figures are those of a step.
 
-    drop_last: the last call is not counted either, for what it leaves to the next one was not done in it.
     whole_seconds: of the whole turn, with what `fit` does before and after, over all its steps.
     """
     sent = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is that of this turn
     before, cpu, began = int(sent.read_text()), time.process_time(), time.perf_counter()
-    clock = run(warm + steps + drop_last)
+    clock = run(warm + steps)
     total, cpu, sent_bytes = time.perf_counter() - began, time.process_time() - cpu, int(sent.read_text()) - before
     count = len(clock.began) * clock.steps
     return {
