@@ -11,6 +11,7 @@ import os
 import statistics
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -31,8 +32,36 @@ _CONTENDED_BYTES, _CONTENDED_SECONDS, _CONTENDED_ROUNDS = (16 * 2**10, 2 * 2**20
 
 
 def cores() -> float:
-    """Cores that this rank computes on."""
-    return len(os.sched_getaffinity(0)) / max(1, hvd.local_size())
+    """Cores that this rank computes on: those it may run on, or what CPU quotas leave of them, shared by the host's
+    ranks."""
+    return min(len(os.sched_getaffinity(0)), quota()) / max(1, hvd.local_size())
+
+
+def quota(groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> float:
+    """Cores' worth of time that this process's control groups (v1 and v2) and those above them allow; inf: no limit."""
+    found = [math.inf]
+    for line in groups.read_text().splitlines() if groups.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = mounted / "cpu" if controllers else mounted
+        inside = base / path.strip("/")
+        for folder in [inside, *inside.parents]:  # in a container the path may be the host's, and not be there
+            found.append(_quota_of(folder))
+            if folder == base:
+                break
+    return min(found)
+
+
+def _quota_of(folder: Path) -> float:
+    try:
+        if (folder / "cpu.max").exists():
+            given, period = (folder / "cpu.max").read_text().split()
+        else:
+            given, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        return math.inf if given in ("max", "-1") else int(given) / int(period)
+    except (OSError, ValueError):
+        return math.inf
 
 
 def network() -> Network:
