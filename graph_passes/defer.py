@@ -179,7 +179,7 @@ class _Split:
             count = len(view.data_inputs(batch))
             inputs = [reads[p.name] for p in self.pending[position : position + count]]
             self._rewire(view, batch, inputs, clones)
-            if k and self.plan.window:
+            if k:
                 # One at a time, also with a wider window: all are ready when the step begins, those that wait for the
                 # same completion would be submitted in reverse, and the forward pass waits for the first one.
                 view.add_control_input(batch, self.batches[k - 1])

@@ -24,7 +24,7 @@ from tf_caramel.planner.network import fit
 from tf_caramel.planner.profile import Network
 
 SIZES = (16 * 2**10, 128 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)  # bytes
-BUDGET_SECONDS = 3.0
+BUDGET_SECONDS = 3.0  # of messages of these sizes under way
 _MEMBERS = 4  # tensors in a message, so that packing is part of what is measured
 _REPEATS = 5
 _QUEUED_BYTES = 128 * 2**10
@@ -67,13 +67,15 @@ def _quota_of(folder: Path) -> float:
 def network() -> Network:
     """The network between the ranks, as this rank saw it; `merge` makes one of several."""
     samples: list[tuple[int, float]] = []
-    began = time.perf_counter()
+    left, repeats = BUDGET_SECONDS, _REPEATS
     for size in SIZES:
-        seconds = _time(_message(size, "float32", f"{size}"))
-        samples.append((size, seconds))
-        spent = shared(time.perf_counter() - began)
-        if spent + shared(seconds) * (_REPEATS + 1) * 4 > BUDGET_SECONDS and len(samples) > 2:
-            break
+        if len(samples) > 2:  # what the link sustains shows in large messages only, so they have to fit in somehow
+            likely = shared(samples[-1][1]) * size / samples[-1][0]
+            repeats = min(_REPEATS, int(left / likely) - 1)
+            if repeats < 2:
+                break
+        samples.append((size, _time(_message(size, "float32", f"{size}"), repeats)))
+        left -= shared(samples[-1][1]) * (repeats + 1)
     a, b = fit(samples)
     # Messages that are ready together; of different dtypes, or Horovod would merge them.
     queue = [_message(_QUEUED_BYTES, dtype, f"queued_{dtype}") for dtype in ("float32", "float64", "int32", "int64")]

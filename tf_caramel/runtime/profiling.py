@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from graph_passes.dataflow import Dataflow, dataflow
+from tf_caramel.planner.calibrate import hold
 from tf_caramel.planner.plan import digest
 from tf_caramel.planner.profile import Network, Profile
 from tf_caramel.runtime import probe, tf_private, trace
@@ -87,10 +88,29 @@ def observe(step: Step, calls: list[Done], network: Network) -> dict[str, Any]:
         "step_seconds": statistics.median(d.seconds for d in calls if d.trace is None) / seen[0][1].steps,
         "traced_step_seconds": statistics.median(d.seconds / t.steps for d, t in seen),
         "messages": [[name, handed_over.get(name, 0), start, done] for name, start, done in merged.messages],
+        "alone": _alone(step, [times for _, times in seen], handed_over),
         "unmatched": merged.unmatched,
         "cores": cores,
         "network": vars(network) | {"samples": [list(s) for s in network.samples]},
     }
+
+
+def _alone(
+    step: Step, calls: list[trace.StepTimes], handed_over: dict[str, int]
+) -> list[tuple[str, int, float, float]]:
+    """(message, bytes, handed over, seconds), medians, if the plan that ran has one message under way at a time."""
+    plan = step.plans.get(step.plain)
+    if plan is None or any(body.window != 1 for body in plan.bodies):
+        return []
+    times: dict[str, list[tuple[float, float]]] = {}
+    for call in calls:
+        for name, start, done in call.messages:
+            times.setdefault(name, []).append((start, done - start))
+    return [
+        (name, handed_over[name], *(statistics.median(column) for column in zip(*times[name], strict=True)))
+        for name in sorted(times)
+        if name in handed_over
+    ]
 
 
 def _occupied(cpu_seconds: float, seconds: float, cores: float) -> float:
@@ -137,6 +157,7 @@ def merge(key: str, shown: dict[int, Any]) -> tuple[Profile, Facts]:
     speeds = tuple((sum(row["seconds"]) * row["speed"] + row["outside"]) / total if total else 1.0 for row in rows)
     network = probe.merge([_network(row["network"]) for row in rows])
     network = network.beside(statistics.fmean(row["occupied"] for row in rows))
+    network = hold(network, _travelled(rows), _passes_end(lead))
     cores = min(row["cores"] for row in rows)
     known = set(lead["names"])
     transfers = [
@@ -161,6 +182,23 @@ def merge(key: str, shown: dict[int, Any]) -> tuple[Profile, Facts]:
         max(row["unmatched"] for row in rows),
         why,
     )
+
+
+def _travelled(rows: list[dict[str, Any]]) -> list[tuple[int, float, float]]:
+    """(bytes, handed over, seconds) of messages, each as the rank saw it that handed it over last."""
+    seen: dict[str, list[tuple[float, float, int]]] = {}
+    for row in rows:
+        for name, bytes_, start, seconds in row["alone"]:
+            seen.setdefault(name, []).append((seconds, start, bytes_))
+    last = [min(seen[name]) for name in sorted(seen) if len(seen[name]) == len(rows)]
+    return [(bytes_, start, seconds) for seconds, start, bytes_ in last]
+
+
+def _passes_end(row: dict[str, Any]) -> float:
+    """When the last op started that a gradient needs, from the beginning of the step."""
+    position = {name: k for k, name in enumerate(row["names"])}
+    collectives = [position[node] for _, _, node, _, _ in row["transfers"] if node in position]
+    return max((row["start"][position[name]] for k in collectives for name in row["inputs"][k]), default=0.0)
 
 
 def _network(data: dict[str, Any]) -> Network:
