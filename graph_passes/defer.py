@@ -10,8 +10,8 @@ The stage variable says how far each got: whoever looks after a call that failed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from graph_passes import ops
 from graph_passes.deferral import Followers, Needs, Resources, followers, needs
@@ -30,6 +30,10 @@ _GATES = frozenset({"IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextAs
 
 @dataclass(frozen=True)
 class Defer:
+    """known: body -> its `prospects`, if whoever runs the pass has them already."""
+
+    known: Mapping[str, Sequence[Followers]] = field(default_factory=dict, metadata={"option": False})
+
     name = "defer"
     summary = "send and apply the last batches in the next step's forward pass"
     needs_plan = True
@@ -40,7 +44,8 @@ class Defer:
             if body_plan.phase == WHOLE or not body_plan.deferred:
                 continue
             body = module.bodies[body_name]
-            split_ = _Split(module, body, body_plan)
+            found = self.known.get(body_name) or prospects(module, body)
+            split_ = _Split(body, body_plan, found)
             kept, moved = kept + len(split_.pending), moved + len(split_.moved)
             if body_plan.phase == FLUSH:
                 module.bodies = {body_name: split_.flush()}
@@ -84,11 +89,11 @@ class _Pending:
 class _Split:
     """A body, and what of it moves."""
 
-    def __init__(self, module: Module, body: Body, plan: BodyPlan) -> None:
+    def __init__(self, body: Body, plan: BodyPlan, prospects_: Sequence[Followers]) -> None:
         self.body, self.plan = body, plan
         view = GraphView(body)
         self.batches = [b.name if b.name in view.nodes else b.members[0] for b in plan.batches[: plan.deferred]]
-        found = {one.collective: one for one in prospects(module, body)}
+        found = {one.collective: one for one in prospects_}
         self.sets: list[Followers] = [found[name] for name in self.batches]
         for one in self.sets:
             if one.obstacle:

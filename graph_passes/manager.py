@@ -60,7 +60,7 @@ def parse(text: str) -> list[Pass]:
 def _make(name: str, arguments: str) -> Pass:
     if name not in PASSES:
         raise ValueError(f"no pass is called {name!r}; there are {', '.join(PASSES)}")
-    known = {f.name: f.metadata.get("unit") for f in fields(PASSES[name])}
+    known = {f.name: f.metadata.get("unit") for f in fields(PASSES[name]) if f.metadata.get("option", True)}
     options: dict[str, int] = {}
     for item in filter(None, (x.strip() for x in arguments.split(","))):
         key, _, value = (x.strip() for x in item.partition("="))

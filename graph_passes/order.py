@@ -33,9 +33,8 @@ class Order:
         for body_name, body_plan in sorted((plan or {}).items()):
             view = GraphView(module.bodies[body_name])
             names = [b.name if b.name in view.nodes else b.members[0] for b in body_plan.batches]
-            window = body_plan.window or len(names)
-            before = edges
-            for k, name in enumerate(names if body_plan.window else []):
+            window, before = body_plan.window, edges
+            for k, name in enumerate(names if window else []):
                 if k >= window:
                     edges += view.add_control_input(name, names[k - window])
                 if k and window > 1:

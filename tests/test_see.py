@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.planner.profiles import chain, layered, resnet_like, wide
+from tf_caramel.planner.decide import loosened
 from tf_caramel.planner.plan import BodyPlan, Piece, Plan
 from tf_caramel.planner.profile import InputError, Network, Profile
 from tf_caramel.planner.record import Observed, Record
@@ -465,6 +466,17 @@ def test_a_deferred_plan_s_time_is_that_of_its_own_arm():
     rows = {row[0]: row[4] for row in summary(step, record).rows}
     assert rows["after: fifo,by count, updates in the next step  (this one runs)"] == "100.0"
     assert rows["plan from the profile"] == "200.0"
+
+
+def test_a_loose_plan_says_that_horovod_fuses_the_rest():
+    profile = chain(4)
+    body = loosened(deferring(profile).bodies[0])
+    step = Step.of(profile, Plan((body,), "fifo,by count"))
+    record = Record(profile.key, "f", chosen="loose", arms={"loose": (0.1,), "deferred": (0.2,)})
+    rows = {row[0]: row[4] for row in summary(step, record).rows}
+    label = "after: fifo,by count, updates in the next step, the rest fused by Horovod"
+    assert rows[f"{label}  (this one runs)"] == "100.0"
+    assert rows["plan with updates in the next step"] == "200.0"
 
 
 def test_a_deferred_transfer_is_ready_from_the_start_and_its_readers_wait_for_it():

@@ -121,14 +121,15 @@ def test_the_flush_needs_the_variables_only():
     assert "g" not in nodes_of(flush)
 
 
-def test_the_head_s_batches_go_one_by_one_also_with_a_window_of_two():
+@pytest.mark.parametrize("window", [2, 0])
+def test_the_head_s_batches_go_one_by_one_with_any_window(window: int):
     two = momentum(
         op("g2", "Mul", "y y"),
         allreduce("d", "g2", ""),
         assign("u2", "q d", "Sub"),
         signature="p m q x lr -> loss ^u ^u2",
     )
-    middle = nodes_of(deferred(two, MIDDLE, "c d", window=2).root)
+    middle = nodes_of(deferred(two, MIDDLE, "c d", window).root)
     assert "^c" in middle["d"].input
 
 

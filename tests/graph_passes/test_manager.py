@@ -49,6 +49,7 @@ def test_a_text_gives_its_passes(text: str, passes: list[Any]):
         ("inline,Order", "no pass is called 'Order'; there are inline, untie, chunk, regroup, order, schedule, defer"),
         ("regroup(size=8MB)", "regroup has no option 'size'; it has cap"),
         ("inline(cap=1)", "inline has no option 'cap'; it has none"),
+        ("defer(known=1)", "defer has no option 'known'; it has none"),
         ("regroup(8MB)", "regroup has no option '8MB'; it has cap"),
         ("regroup(cap=big)", "regroup(cap=big): 'big' is not a number of bytes or a size like 8MB"),
         ("regroup(cap=8TB)", "regroup(cap=8TB): '8TB' is not a number of bytes or a size like 8MB"),

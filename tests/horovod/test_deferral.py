@@ -21,12 +21,12 @@ TIMEOUT_SECONDS = 6
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """run(keras, cases, TF_CARAMEL_DEFER, n): what each rank reported; each is started once."""
+    """run(keras, cases, TF_CARAMEL_DEFER, n, more): what each rank reported; each is started once."""
 
     @functools.cache
-    def started(keras, cases, defer="auto", n=2):
+    def started(keras, cases, defer="auto", n=2, more=()):
         folder = tmp_path_factory.mktemp("deferral")
-        env = {**ON, "KERAS": keras, "TF_CARAMEL_DEFER": defer, "FOLDER": str(folder)}
+        env = {**ON, "KERAS": keras, "TF_CARAMEL_DEFER": defer, "FOLDER": str(folder), **dict(more)}
         done = ranks.start("deferral.py", *cases, n=n, env=env, folder=folder, limit_seconds=240)
         return ranks.reports(done)
 
@@ -93,6 +93,11 @@ def test_a_loop_of_the_users_own_is_exact_after_flush(matrix):
     for report in matrix:
         seen, _ = same(report["loop"], calls=10)
         assert all(row[1] is True for row in seen if len(row) == 3)  # pending after each call when deferred
+
+
+def test_what_is_not_deferred_and_left_to_horovod_s_fusion_gives_the_same_bits(run):
+    for report in run(KERAS[0], ("loop",), "across", more=(("LOOSE", "1"),)):
+        same(report["loop"], calls=10)
 
 
 def test_whatever_looks_at_an_epochs_end_sees_the_weights_of_the_undeferred_run(more):

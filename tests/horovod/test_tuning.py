@@ -65,7 +65,7 @@ def test_a_profile_a_plan_and_a_record_are_kept_by_one_rank(kept):
     assert len(profile.transfers) == 8
     assert profile.bytes_ == sum(4 * n for n in (12 * 64, 64, 64, 64, 64 * 64, 64, 64 * 4, 4))
     assert profile.compute_seconds > 0
-    assert len(profile.network.samples) >= 3
+    assert len(profile.network.samples) >= 4  # large messages too, however long building takes
     assert all(t.readers for t in profile.transfers if t.bytes_ > 1000)
     assert (record.key, [record.chosen], record.ranks) == (profile.key, one["arms"], 2)
     assert {arm: len(times) for arm, times in record.arms.items()} == {"measured": 6, "static": 6, "traced": 6}

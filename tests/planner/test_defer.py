@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.planner.draw import EIGHTHS, patient
 from tests.planner.profiles import GIGABIT, layered, resnet_like
 from tf_caramel.planner.compress import compress
-from tf_caramel.planner.decide import WORTH_DEFERRING, decide, parse
+from tf_caramel.planner.decide import WORTH_DEFERRING, decide, loosened, parse
 from tf_caramel.planner.defer import deferrable, obstacles, order_of, retime
 from tf_caramel.planner.moves import neighbours
 from tf_caramel.planner.order import Order, fifo, submission
@@ -278,6 +278,38 @@ def test_of_the_messages_of_the_head_the_first_is_small():
         for cuts in [[0, *(k + 1 for k in range(5) if n >> k & 1), 6]]
     )
     assert step(profile, plan) == pytest.approx(best)
+
+
+def test_what_is_deferred_goes_one_by_one_without_a_window_too():
+    """Fused, the two at the head would keep the first layer waiting for both, and the step would take 17 s."""
+    profile = equal_layers(4, 1.0, 2)
+    outcome = simulate(profile, replace(plan_of("g0;g1;g3;g2", deferred=2), window=0))
+    assert [m.pieces for m in outcome.messages] == [("g0",), ("g1",), ("g3",), ("g2",)]
+    assert [m.deferred for m in outcome.messages] == [True, True, False, False]
+    assert outcome.step_seconds == 15
+
+
+def test_without_a_window_chunks_of_what_is_deferred_go_one_by_one_and_those_of_the_rest_together():
+    profile = equal_layers(2, 1.0, 4)  # g1 is ready at 7 and travels to 11; g0, deferred, to 4
+    late = replace(plan_of("g0;g1[0/2];g1[1/2]", deferred=1), window=0)
+    outcome = simulate(profile, late)
+    assert [(m.pieces, m.deferred) for m in outcome.messages] == [(("g0",), True), (("g1[0/2]", "g1[1/2]"), False)]
+    two = replace(plan_of("g0[0/2];g0[1/2];g1", deferred=2), window=0)
+    assert [m.pieces for m in simulate(profile, two).messages] == [("g0[0/2]",), ("g0[1/2]",), ("g1",)]
+
+
+def test_a_loosened_plan_keeps_its_head_and_sends_the_rest_whole_and_alone():
+    plan = replace(plan_of("g0;g1 g2;g5[0/2] g4;g5[1/2];g3", deferred=2), edges=(("a", "b"),), window=2)
+    assert loosened(plan) == replace(plan_of("g0;g1 g2;g5;g4;g3", deferred=2), window=0)
+
+
+@pytest.mark.parametrize("bytes_", [4, 6])
+def test_a_loosened_plan_can_be_run(bytes_: int):
+    profile = equal_layers(8, 1.0, bytes_)
+    loose = loosened(decide(profile, defer=True))
+    check(Plan((loose,)), [{t.name: t.kind for t in profile.transfers}])
+    assert loose.deferred
+    assert step(profile, loose) < step(profile, None)
 
 
 def test_only_what_is_known_to_be_deferrable_is_deferred():

@@ -46,7 +46,7 @@ def test_an_arm_has_a_median():
         ({"format": "tf_caramel plan 1"}, "format: 'tf_caramel plan 1'"),
         ({"function": None}, "function: None, but it must be text"),
         ({"ranks": 0}, "ranks: 0"),
-        ({"chosen": "best"}, "chosen: 'best', but it must be one of deferred, measured, static, traced"),
+        ({"chosen": "best"}, "chosen: 'best', but it must be one of deferred, loose, measured, static, traced"),
         ({"arms": {"best": [1.0]}}, "arms: 'best'"),
         ({"arms": {"static": [1.0, -1.0]}}, r"arms.static: \[1.0, -1.0\]"),
         ({"arms": {"static": [True]}}, r"arms.static: \[True\]"),

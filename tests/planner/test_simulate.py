@@ -81,7 +81,7 @@ def test_a_batch_waits_for_its_last_gradient():
 
 @pytest.mark.parametrize(
     ("window", "ends"),
-    [(1, [1.1, 2.1, 3.1]), (2, [1.1, 1.35, 1.6]), (0, [1.1, 1.35, 1.6])],
+    [(1, [1.1, 2.1, 3.1]), (2, [1.1, 1.35, 1.6])],
 )
 def test_only_a_window_above_one_saves_the_start_up_of_a_queued_message(window: int, ends: list[float]):
     profile = layers([0.1, 0.1, 0.1], [1, 1, 1], replace(ONE_SECOND, queued_seconds=0.25))
@@ -101,9 +101,23 @@ def test_only_without_a_window_a_batch_overtakes(window: int, order: list[str]):
     assert [m.pieces[0] for m in simulate(profile, batches("g1;g0", window)).messages] == order
 
 
-def test_without_a_window_what_is_ready_together_goes_in_the_order_of_the_plan():
+def test_without_a_window_what_is_ready_together_is_fused_in_the_order_of_the_plan():
     profile = layers([1, 0, 0], [1, 1, 1], ONE_SECOND)
-    assert [m.pieces[0] for m in simulate(profile, batches("g2;g0;g1", 0)).messages] == ["g2", "g0", "g1"]
+    assert [m.pieces for m in simulate(profile, batches("g2;g0;g1", 0)).messages] == [("g2", "g0", "g1")]
+
+
+def test_batches_without_a_window_are_fused_as_gradients_are():
+    profile = layers([1, 1, 1, 1], [1, 1, 1, 1], replace(ONE_SECOND, start_up_seconds=2.5))
+    alone = batches("g0;g1;g2;g3", 0)
+    assert simulate(profile, alone) == simulate(profile, None)
+    assert sent(simulate(profile, alone)) == [("g0", 1, 3.5), ("g1 g2", 3.5, 6), ("g3", 6, 8.5)]
+    assert sent(simulate(profile, batches("g0;g1 g3;g2", 0))) == [("g0", 1, 3.5), ("g2", 3.5, 6), ("g1 g3", 6, 8.5)]
+
+
+def test_chunks_without_a_window_are_fused_with_what_is_there():
+    profile = layers([1, 1], [4, 4], replace(ONE_SECOND, start_up_seconds=0.5))
+    outcome = simulate(profile, batches("g0[0/2];g0[1/2];g1", 0), fusion_bytes=6)
+    assert [m.pieces for m in outcome.messages] == [("g0[0/2]", "g0[1/2]"), ("g1",)]
 
 
 def test_times_that_differ_by_rounding_are_one_instant():
@@ -111,7 +125,7 @@ def test_times_that_differ_by_rounding_are_one_instant():
     profile = Profile("key", ops, (Transfer("gb", 1, 3), Transfer("gc", 1, 4)), ONE_SECOND)
     assert ops[0].seconds + ops[1].seconds > ops[2].seconds
     messages = simulate(profile, batches("gb;gc", window=0), streams=2).messages
-    assert [m.pieces for m in messages] == [("gb",), ("gc",)]
+    assert [m.pieces for m in messages] == [("gb", "gc")]
 
 
 def test_horovod_fuses_what_became_ready_while_the_network_was_busy():

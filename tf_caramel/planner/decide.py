@@ -15,7 +15,7 @@ from tf_caramel.planner.batches import batcher
 from tf_caramel.planner.compress import compress
 from tf_caramel.planner.defer import deferrable, order_of, retime
 from tf_caramel.planner.order import POLICIES, Order, due, fifo, submission
-from tf_caramel.planner.plan import BodyPlan
+from tf_caramel.planner.plan import BodyPlan, Piece
 from tf_caramel.planner.profile import InputError, Profile
 from tf_caramel.planner.simulate import simulate
 from tf_caramel.planner.splits import Member, Splits
@@ -101,6 +101,17 @@ def decide(
     policy = _Policy(profile, order, batching, search.EFFORTS[effort])
     plan = plain or policy.undeferred()
     return policy.deferred(plan) if defer or batching.defer else plan
+
+
+def loosened(plan: BodyPlan) -> BodyPlan:
+    """What is deferred as in `plan`; all else whole, each for itself, to be fused by Horovod as it comes.
+
+    Where ranks compute on the cores that also send, gradients become ready in another order at every step. A batch
+    waits for its last member, Horovod takes what is there, and no profile tells which is faster.
+    """
+    head = plan.batches[: plan.deferred]
+    rest = dict.fromkeys(Piece(piece.transfer) for batch in plan.batches[plan.deferred :] for piece in batch)
+    return BodyPlan((*head, *((piece,) for piece in rest)), 0, (), plan.deferred)
 
 
 class _Policy:

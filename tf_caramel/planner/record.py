@@ -14,7 +14,7 @@ from typing import Any
 from tf_caramel.planner.profile import InputError, Reader
 
 FORMAT = "tf_caramel record 1"
-ARMS = ("deferred", "measured", "static", "traced")
+ARMS = ("deferred", "loose", "measured", "static", "traced")
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Observed:
 class Record:
     """key, function: of the profile, and the step function's name.  origin: the policies that made the plan.
 
-    chosen: which arm runs: "measured" (the plan made from the profile), "deferred" (that with updates in
-    the next step), "static" (the plan made without times) or
-    "traced" (the function as TensorFlow traced it).  arms: step seconds of each, measured in turns.
+    chosen: which arm runs: "measured" (the plan made from the profile), "deferred" (that with updates in the next
+    step), "loose" (deferred, the rest left to Horovod's fusion), "static" (the plan made without times) or "traced"
+    (the function as TensorFlow traced it).  arms: step seconds of each, measured in turns.
     traced_step_seconds: median while tracing.  trace_cost: what tracing adds to a step, as a fraction of it.
     observed: messages of one traced step, of the static plan.
     unmatched: fraction of the traced kernels' time that belongs to no op of the profile.

@@ -15,7 +15,7 @@ from tf_caramel.planner.defer import retime
 from tf_caramel.planner.events import Graph, Log, Run, graph_of
 from tf_caramel.planner.plan import BodyPlan, Plan, check
 from tf_caramel.planner.profile import InputError, Network, Profile
-from tf_caramel.planner.queues import AsItComes, Planned
+from tf_caramel.planner.queues import AsItComes, Planned, Unit
 
 FUSION_BYTES = 128 * 2**20  # Horovod's HOROVOD_FUSION_THRESHOLD as it comes
 CYCLE_SECONDS = 0.001  # and its HOROVOD_CYCLE_TIME
@@ -91,9 +91,9 @@ def simulate(
     spans: bool = False,
     detail: bool = True,
 ) -> Outcome:
-    """plan: None simulates Horovod as it comes, with its settings `fusion_bytes` and `cycle_seconds`. A plan's batches
-    are never fused: without a window (0) nothing keeps Horovod from it, which is not simulated. If it defers batches,
-    the retimed step is simulated (`defer`).
+    """plan: None simulates Horovod as it comes, with its settings `fusion_bytes` and `cycle_seconds`. With a window a
+    plan's batches are never fused; without one (0), Horovod does with them as it comes, but that those deferred go one
+    by one. If it defers batches, the retimed step is simulated (`defer`).
 
     network: instead of the profile's.  streams: ops that a rank computes at once.  detail: False leaves `messages`
     empty, trusts the plan in kinds and slices, and takes half the time.
@@ -112,9 +112,15 @@ def simulate(
     seconds, joins = graph.seconds, 0.0
     queue: AsItComes | Planned
     if plan is None:
-        queue = AsItComes(graph.transfers, fusion_bytes, cycle_seconds)
+        alone = [Unit((k,), t.bytes_, t.kind) for k, t in enumerate(graph.transfers)]
+        queue = AsItComes(alone, len(alone), fusion_bytes, cycle_seconds)
     else:
-        queue = _planned(profile, graph, plan, pieces, thorough=detail)
+        members, bytes_ = _batches(profile, graph, plan, pieces, thorough=detail)
+        if plan.window:
+            queue = Planned(members, bytes_, plan.window, len(pieces))
+        else:
+            units = [Unit(m, b, graph.transfers[m[0]].kind) for m, b in zip(members, bytes_, strict=True)]
+            queue = AsItComes(units, len(pieces), fusion_bytes, cycle_seconds, plan.deferred)
         chunked = [t for t, count in zip(graph.transfers, pieces, strict=True) if count > 1]
         if chunked:
             seconds = seconds.copy()
@@ -159,8 +165,11 @@ def _efficiency(step: float, compute: float, communication: float) -> float | No
     return (compute + communication - step) / hideable if hideable > 0 else None
 
 
-def _planned(profile: Profile, graph: Graph, plan: BodyPlan, pieces: list[int], thorough: bool) -> Planned:
-    """The plan's messages as numbers; fills `pieces`, in how many each transfer travels. Raises InputError.
+def _batches(
+    profile: Profile, graph: Graph, plan: BodyPlan, pieces: list[int], thorough: bool
+) -> tuple[list[list[int]], list[int]]:
+    """The transfers of the plan's batches as numbers, and their bytes; fills `pieces`, in how many each transfer
+    travels. Raises InputError.
 
     thorough: check kinds and slices as well, which takes longer than the rest.
     """
@@ -180,7 +189,7 @@ def _planned(profile: Profile, graph: Graph, plan: BodyPlan, pieces: list[int], 
         sum(whole[t] if p.parts == 1 else p.bytes_of(whole[t]) for p, t in zip(batch, inside, strict=True))
         for batch, inside in zip(plan.batches, members, strict=True)
     ]
-    return Planned(members, bytes_, plan.window, len(whole))
+    return members, bytes_
 
 
 def _some(names: Sequence[str]) -> str:
@@ -202,9 +211,10 @@ def _messages(
     result = []
     for group, k, _, start, end in log.done:
         if group < 0:
-            names = map(str, plan.batches[k]) if plan else (graph.transfers[t].name for t in queue.members[k])
+            batches = queue.units[k] if isinstance(queue, AsItComes) else [k]
+            names = [n for b in batches for n in (map(str, plan.batches[b]) if plan else [graph.transfers[b].name])]
             times = (queue.ready[k], queue.submitted[k], start, end, max(end, needed[k]))  # max: rounding
-            deferred = plan is not None and k < plan.deferred
+            deferred = plan is not None and max(batches) < plan.deferred
             result.append(Message(tuple(names), queue.bytes_[k], *times, deferred))
     return tuple(result)
 

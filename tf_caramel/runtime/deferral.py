@@ -45,9 +45,10 @@ def build(concrete: Any, module: Module, bound: Callable[[str], BoundPlan]) -> P
     Raises GraphError if something in it cannot be deferred.
     """
     made = {}
+    known = {name: defer.prospects(module, module.bodies[name]) for name in sorted(bound(defer.START))}
     for phase in (defer.START, defer.MIDDLE, defer.FLUSH):
         plan, copy = bound(phase), defer.copied(module)
-        manager.run([defer.Defer()], copy, lambda _, plan=plan: plan, tf_private.output_count)  # type: ignore[misc]
+        manager.run([defer.Defer(known)], copy, lambda _, plan=plan: plan, tf_private.output_count)  # type: ignore[misc]
         made[phase] = copy
     (body_name,) = plan
     path = loops.callers(module, module.bodies[body_name])

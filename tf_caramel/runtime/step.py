@@ -1,7 +1,7 @@
 """A step: all traced functions with the same collectives, the plans they can run under (arms), and which one does.
 
-An arm is called "traced" (as TensorFlow traced the function), "static" (the plan made without times), "measured" or
-"deferred" (measured, with updates in the next step).
+An arm is called "traced" (as TensorFlow traced the function), "static" (the plan made without times), "measured",
+"deferred" (measured, with updates in the next step) or "loose" (deferred, the rest left to Horovod's fusion).
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Step:
     @property
     def plain(self) -> str:
         """The arm that runs, or the one in its place where deferring is not allowed."""
-        return self.fallback if self._defers() else self.arm
+        return self.fallback if self.defers(self.arm) else self.arm
 
     def may_defer(self, looped: bool) -> bool:
         """May updates be pending between two of the next steps? looped: one call may be several steps."""
@@ -202,6 +202,9 @@ class Step:
     def runs(self, plan: Plan) -> bool:
         """Is that what runs already?"""
         return self.arm in self.plans and self.plans[self.arm].bodies == plan.bodies
+
+    def defers(self, arm: str) -> bool:
+        return arm in self.plans and any(body.deferred for body in self.plans[arm].bodies)
 
     def messages(self) -> dict[str, int]:
         """Of the plain arm: last part of a collective's name -> bytes."""
@@ -283,13 +286,10 @@ class Step:
             if arm not in function.arms:
                 function.arms[arm] = self._build(concrete, function, plan)
         self.functions = [f for f in self.functions if f.concrete() is not None] + [function]
-        if self.life is None and not self._defers():
+        if self.life is None and not self.defers(self.arm):
             tf_private.swap(concrete, function.arms[self.arm])
         else:
             function.dispatch = tf_private.dispatch(concrete, function.arms[self.plain], self._around(function))
-
-    def _defers(self) -> bool:
-        return self.arm in self.plans and any(body.deferred for body in self.plans[self.arm].bodies)
 
     def _build(self, concrete: Any, function: Function, plan: Plan) -> Any:
         module = function.module()

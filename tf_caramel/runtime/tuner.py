@@ -95,7 +95,7 @@ class Tuner:
         verdict = self._plan((yield from self.trace()))
         self.record = replace(self.record, why=tuple(verdict["why"]))
         arms = list(dict.fromkeys([self.step.plain, "traced"]))
-        for arm in ("measured", "deferred"):
+        for arm in ("measured", "deferred", "loose"):
             if arm in verdict:
                 self.planned = plan = Plan.from_json(verdict[arm])
                 reason = f"the {arm} plan runs already" if self.step.runs(plan) else self.step.add(arm, plan)
@@ -159,7 +159,9 @@ class Tuner:
             plans = {"measured": measured}
             if all(shown[rank]["may_defer"] for rank in sorted(shown)):
                 deferring = self.decided(self.step.config.plan, measured)
-                plans |= {"deferred": deferring} if deferring.bodies[0].deferred else {}
+                if deferring.bodies[0].deferred:
+                    loose = Plan((decide.loosened(deferring.bodies[0]),), deferring.origin)
+                    plans |= {"deferred": deferring, "loose": loose}
         except profiling.CannotMergeError as reason:
             return {"why": [f"no measured plan: {reason}"]}
         except Exception as error:
@@ -192,7 +194,7 @@ class Tuner:
         )
         if self.profile is not None and "traced" in median:  # now that it is known what a step takes in the long run
             self.profile = calibrate(self.profile, None, median["traced"] / self.steps, SLOWEST)
-        self.step.settle(chosen, min((arm for arm in median if arm != "deferred"), key=median.__getitem__))
+        self.step.settle(chosen, min((arm for arm in median if not self.step.defers(arm)), key=median.__getitem__))
         self.step.save()
 
     def _watch(self) -> Life:

@@ -16,31 +16,34 @@ FILES = ("profile.json", "plan.json", "record.json")
 
 @dataclass(frozen=True)
 class Step:
-    """One step function, simulated on its profile: before, as Horovod runs it, and after, by the plan (`origin`)."""
+    """One step function, simulated on its profile: before, as Horovod runs it, and after, by the plan (`origin`).
+    ordered: by the plan, not by Horovod."""
 
     profile: Profile
     origin: str
     before: Outcome
     after: Outcome
+    ordered: bool = True
 
     @classmethod
     def of(cls, profile: Profile, plan: Plan, source: str = "plan") -> Step:
         """Raises InputError if the plan is not one of this profile's body."""
         check(plan, [{t.name: t.kind for t in profile.transfers}], source)
         before, after = (simulate(profile, body, spans=True) for body in (None, plan.bodies[0]))
-        return cls(profile, plan.origin, before, after)
+        return cls(profile, plan.origin, before, after, bool(plan.bodies[0].window))
 
     @property
     def arm(self) -> str:
         """The record's name for what `after` is."""
         if self.after.deferred_bytes:
-            return "deferred"
+            return "deferred" if self.ordered else "loose"
         return STATIC if self.origin == STATIC else "measured"
 
     @property
     def outcomes(self) -> tuple[tuple[str, Outcome], tuple[str, Outcome]]:
         """What is shown everywhere, with its label."""
         deferred = ", updates in the next step" if self.after.deferred_bytes else ""
+        deferred += "" if self.ordered else ", the rest fused by Horovod"
         return ("before: Horovod as it comes", self.before), (f"after: {self.origin}{deferred}", self.after)
 
 

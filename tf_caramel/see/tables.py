@@ -23,6 +23,7 @@ OTHERS = {
     "static": "static plan, made without times",
     "measured": "plan from the profile",
     "deferred": "plan with updates in the next step",
+    "loose": "the same, the rest fused by Horovod",
 }
 LEAST = 10
 DEFERRED = " (deferred)"  # after the names of what is deferred

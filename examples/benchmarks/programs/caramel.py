@@ -13,11 +13,12 @@ import horovod.tensorflow as hvd
 import tf_caramel
 from examples.benchmarks.programs import again, keras_fit, serve
 from tf_caramel import config
+from tf_caramel.planner import decide
 from tf_caramel.planner.plan import Plan
 from tf_caramel.planner.simulate import simulate
 from tf_caramel.runtime import hook, probe, profiling, tuner
 
-MEASURED, DEFERRED = "measured", "deferred"  # what the product plans, by the policy that is its default
+MEASURED, DEFERRED, LOOSE = "measured", "deferred", "loose"  # what the product plans, by the policy that is its default
 
 
 class Told(tuner.Tuner):
@@ -93,6 +94,7 @@ class Caramel:
         why = []
         if deferred.bodies[0].deferred:
             plans[DEFERRED] = deferred
+            plans[LOOSE] = Plan((decide.loosened(deferred.bodies[0]),), self.policy)
         else:
             why.append(f"{DEFERRED}: at this link the plan defers nothing")
         return {"plans": {name: plan.to_json() for name, plan in plans.items()}, "why": why}
