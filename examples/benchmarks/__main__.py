@@ -62,6 +62,7 @@ def options() -> argparse.Namespace:
         "--cycles", action="store_true", help="tune Horovod's cycle time too, with the best of the rest"
     )
     parser.add_argument("--all-tuned", action="store_true", help="every cell of Horovod's tuning (a launch for most)")
+    parser.add_argument("--untuned", action="store_true", help="plain Horovod as it comes only")
     parser.add_argument("--loopback", action="store_true", help="no emulated hosts")
     parser.add_argument("--add", action="store_true", help="keep the cells that are in the folder's results.json")
     parser.add_argument("--only-tables", action="store_true", help="from results.json, nothing is measured")
@@ -89,6 +90,7 @@ def grid(given: argparse.Namespace) -> Grid:
         base.effort,
         cycles=base.effort.cycles or given.cycles or given.all_tuned,
         everything=given.all_tuned,
+        tuning=not given.untuned,
         within=base.effort.within or given.within,
         **{key: value for key, value in effort.items() if value is not None},
     )

@@ -31,6 +31,7 @@ class Effort:
     """rounds, steps: of each arm, and in each of its turns.
     cycles: plain Horovod is tuned in its cycle time too; everything: with each fusion threshold, not only the best.
     autotune_seconds: that Horovod may tune itself for in a cell; 0: it is not measured.
+    tuning: plain Horovod is tuned, and tunes itself; without, it is measured as it comes.
     within: this project is also measured with several steps in a call, deferring within calls only.
     """
 
@@ -39,6 +40,7 @@ class Effort:
     cycles: bool = True
     everything: bool = False
     autotune_seconds: float = 30.0
+    tuning: bool = True
     within: bool = False
 
 
@@ -188,7 +190,7 @@ def cell(bench: Bench, effort: Effort, policies: Sequence[str], parties: Sequenc
     planned = _plan(bench, arms, policies)
     arms = [arm for arm in arms if arm.party != "caramel" or arm.told["policy"] in planned["policies"][arm.process]]
     tuning: dict[str, Any] = {}
-    if "horovod" in parties:
+    if "horovod" in parties and effort.tuning:
         best, tuning = _tune(bench, effort)
         arms += best
         if effort.autotune_seconds:
