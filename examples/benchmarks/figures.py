@@ -99,7 +99,8 @@ def _alone(measured: Mapping[str, Any]) -> list[Any]:
 
 
 def _tuned(cell: Mapping[str, Any]) -> list[str]:
-    return [arms.AS_IT_COMES.name, *cell.get("tuning", {}).get("best", [])]
+    tuning = cell.get("tuning")
+    return [arms.AS_IT_COMES.name, *tuning["best"]] if tuning else []
 
 
 def _row(
