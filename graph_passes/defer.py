@@ -184,10 +184,8 @@ class _Split:
             count = len(view.data_inputs(batch))
             inputs = [reads[p.name] for p in self.pending[position : position + count]]
             self._rewire(view, batch, inputs, clones)
-            if k:
-                # One at a time, also with a wider window: all are ready when the step begins, those that wait for the
-                # same completion would be submitted in reverse, and the forward pass waits for the first one.
-                view.add_control_input(batch, self.batches[k - 1])
+            for source in self._before(k):
+                view.add_control_input(batch, source)
             position += count
         for name in sorted(self.moved - set(self.batches)):
             inputs = [_redirected(x, values, clones) for x in view.data_inputs(name)]
@@ -196,6 +194,20 @@ class _Split:
         for batch in self.batches:  # whatever else moved comes after one of them
             view.add_control_input(batch, applying)
         return reads
+
+    def _before(self, k: int) -> list[str]:
+        """What batch k of the head waits for.
+
+        All are ready when the step begins, those that wait for the same completion are submitted in reverse, and the
+        forward pass waits for the first one. So without a wider window they go one at a time. With one, batch 2 waits
+        for the updates that batch 0 allows: they begin when batch 1 is submitted, and take longer. From then on two
+        are under way, each let in by another completion.
+        """
+        if k == 2 and self.plan.window > 1:
+            return sorted({*self.sets[0].moved} - {self.batches[0]})
+        if k > 2 and self.plan.window > 1:
+            return [self.batches[k - 2]]
+        return [self.batches[k - 1]] if k else []
 
     def _applied(self, view: GraphView) -> str:
         return self._mark(view, "applied", APPLIED, [f"^{name}" for name in sorted(self.moved)])

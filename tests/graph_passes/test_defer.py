@@ -56,7 +56,7 @@ def momentum(*more: Any, signature: str = "p m x lr -> loss ^u", c: Any = None) 
         assign("u", "p change ^p_read", "Sub"),
         op("loss", "Identity", "y ^u"),
         *more,
-        resources="p m q",
+        resources="p m q q0 q1 q2",
     )
 
 
@@ -121,16 +121,24 @@ def test_the_flush_needs_the_variables_only():
     assert "g" not in nodes_of(flush)
 
 
-@pytest.mark.parametrize("window", [2, 0])
-def test_the_head_s_batches_go_one_by_one_with_any_window(window: int):
-    two = momentum(
-        op("g2", "Mul", "y y"),
-        allreduce("d", "g2", ""),
-        assign("u2", "q d", "Sub"),
-        signature="p m q x lr -> loss ^u ^u2",
-    )
-    middle = nodes_of(deferred(two, MIDDLE, "c d", window).root)
-    assert "^c" in middle["d"].input
+def head(batches: str, window: int) -> dict[str, set[str]]:
+    """What each batch of a head of c, d, e, f waits for, but for what all wait for."""
+    more = [n for name in "def" for n in (op(f"g{name}", "Mul", "y y"), allreduce(name, f"g{name}", ""))]
+    more += [assign(f"u{name}", f"q{k} {name}", "Sub") for k, name in enumerate("def")]
+    step = momentum(*more, signature="p m q0 q1 q2 x lr -> loss ^u ^ud ^ue ^uf")
+    nodes = nodes_of(deferred(step, MIDDLE, batches, window).root)
+    waits = {b: {i[1:] for i in nodes[b].input if i.startswith("^")} for b in batches.split()}
+    return {b: found - set.intersection(*waits.values()) for b, found in waits.items()}
+
+
+@pytest.mark.parametrize("window", [1, 0])
+def test_without_a_wider_window_the_head_s_batches_go_one_by_one(window: int):
+    assert head("c d e f", window) == {"c": set(), "d": {"c"}, "e": {"d"}, "f": {"e"}}
+
+
+@pytest.mark.parametrize("window", [2, 3])
+def test_with_a_wider_window_each_batch_of_the_head_is_let_in_by_another_event(window: int):
+    assert head("d c e f", window) == {"d": set(), "c": {"d"}, "e": {"ud"}, "f": {"c"}}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.planner.profiles import GIGABIT, layered, resnet_like
 from tf_caramel.planner.compress import compress
 from tf_caramel.planner.decide import WORTH_DEFERRING, decide, loosened, parse
 from tf_caramel.planner.defer import deferrable, obstacles, order_of, retime
-from tf_caramel.planner.moves import neighbours
+from tf_caramel.planner.moves import chunked, neighbours
 from tf_caramel.planner.order import Order, fifo, submission
 from tf_caramel.planner.plan import BodyPlan, Piece, Plan, check
 from tf_caramel.planner.profile import InputError, Network, Op, Profile, Transfer
@@ -287,6 +287,21 @@ def test_what_is_deferred_goes_one_by_one_without_a_window_too():
     assert [m.pieces for m in outcome.messages] == [("g0",), ("g1",), ("g3",), ("g2",)]
     assert [m.deferred for m in outcome.messages] == [True, True, False, False]
     assert outcome.step_seconds == 15
+
+
+def test_with_a_window_of_two_the_second_message_of_the_head_waits_for_the_first_and_later_ones_do_not():
+    profile = equal_layers(5, 1.0, 2)
+    plan = replace(plan_of("g0;g1;g2;g3;g4", deferred=4), window=2)
+    assert [m.submitted for m in simulate(profile, plan).messages][:4] == [0, 2, 2, 4]
+    assert [m.submitted for m in simulate(profile, replace(plan, deferred=1)).messages][:1] == [0]
+
+
+def test_what_is_deferred_is_not_cut_into_chunks():
+    profile = retime(equal_layers(4, 1.0, 100, replace(SECOND_A_BYTE, start_up_seconds=1.0)), ["g0", "g1"])
+    items = submission(profile, order_of(profile, equal_layers(4, 1.0, 100), fifo(equal_layers(4, 1.0, 100))))
+    made = list(chunked(tuple((item,) for item in items), profile.network))
+    cut = {item.piece.transfer for batches in made for batch in batches for item in batch if item.piece.parts > 1}
+    assert cut == {"g2", "g3"}
 
 
 def test_without_a_window_chunks_of_what_is_deferred_go_one_by_one_and_those_of_the_rest_together():

@@ -86,8 +86,9 @@ def chunked(batches: Batches, network: Network) -> Iterator[Batches]:
     The best number of parts of S bytes is k* = sqrt((m - 1) b S / a) for m stages that work at the same time, each of
     which takes a + b S / k for a part (the makespan (k + m - 1)(a + b S / k) is least there); half and twice as many
     are tried too, because the stages here are not equal. Between parts more urgent batches that are ready go first.
+    What is deferred stays whole: an update that needs several collectives cannot be moved with one of them.
     """
-    items = [item for batch in batches for item in batch if item.group is not None]
+    items = [item for batch in batches for item in batch if item.group is not None and item.level >= 0]
     largest = sorted(items, key=lambda item: (-item.bytes_, item.piece))
     for count in (1, 3)[: len(largest)]:
         for factor in (1, 0.5, 2):

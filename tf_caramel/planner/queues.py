@@ -28,16 +28,17 @@ class Queue(Protocol):
 
 class Planned:
     """Messages of a plan: batch k is submitted when its members are ready, batch k-1 was submitted and batch k-window
-    has arrived.
+    has arrived.  alone: batch 1 waits for the arrival of batch 0, as it does if both are deferred.
     """
 
-    def __init__(self, members: list[list[int]], bytes_: list[int], window: int, transfers: int):
+    def __init__(self, members: list[list[int]], bytes_: list[int], window: int, transfers: int, alone: bool = False):
         self.members, self.bytes_, self.window = members, bytes_, window
         self.ready = [math.nan] * len(members)
         self.submitted = [math.nan] * len(members)
         self._missing = [len(m) for m in members]
         self._batches = _carriers(members, transfers)
         self._next = 0  # to be submitted
+        self._alone = alone
         self._taken = 0
 
     def offer(self, transfers: list[int], now: float) -> None:
@@ -56,7 +57,10 @@ class Planned:
         return False
 
     def _submit(self, arrived: int, now: float) -> None:
-        while self._next < len(self.members) and not self._missing[self._next] and self._next < arrived + self.window:
+        limit = arrived + self.window
+        if self._alone and arrived < 1:
+            limit = min(limit, 1)
+        while self._next < min(limit, len(self.members)) and not self._missing[self._next]:
             self.submitted[self._next] = now
             self._next += 1
 

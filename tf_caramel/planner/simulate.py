@@ -117,7 +117,7 @@ def simulate(
     else:
         members, bytes_ = _batches(profile, graph, plan, pieces, thorough=detail)
         if plan.window:
-            queue = Planned(members, bytes_, plan.window, len(pieces))
+            queue = Planned(members, bytes_, plan.window, len(pieces), plan.deferred > 1)
         else:
             units = [Unit(m, b, graph.transfers[m[0]].kind) for m, b in zip(members, bytes_, strict=True)]
             queue = AsItComes(units, len(pieces), fusion_bytes, cycle_seconds, plan.deferred)
