@@ -39,12 +39,13 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
             if row is None or not row.to_bound:
                 continue
             y = place + (k - len(SHOWN) / 2 + 0.5) * height
-            axes.barh(y, min(row.to_bound, MOST), height, color=colour, label=name if place == 0 else None)
+            axes.barh(y, min(row.to_bound, MOST), height, color=colour, label=name)
             axes.text(min(row.to_bound, MOST) + 0.03, y, f"{row.to_bound:.2f}", va="center", fontsize=7)
     axes.axvline(1.0, color="black", linewidth=1)
     axes.set_yticks(range(len(cells)), [_lines(name) for name, _ in cells], fontsize=7)
     axes.invert_yaxis()
-    axes.set_xlim(0, MOST + 0.5)
+    bars = [row.to_bound for _, f in cells for name in SHOWN if (row := f.rows.get(name)) and row.to_bound]
+    axes.set_xlim(0, min(MOST, max(bars, default=1.0)) + 0.5)
     axes.set_xlabel("step time / max(C, N); the line is the bound")
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
