@@ -152,16 +152,20 @@ class Tuner:
         deferring = {"defer": True, "plain": plain.bodies[0]} if plain else {}
         return Plan((decide.decide(self.profile, *decide.parse(policy), **deferring),), policy)
 
+    def arms(self, policy: str, defer: bool) -> dict[str, Plan]:
+        """What a policy makes of the profile, to be judged: with `defer` also the two that defer, if there is anything
+        worth it."""
+        plans = {"measured": self.decided(policy)}
+        deferring = self.decided(policy, plans["measured"]) if defer else plans["measured"]
+        if defer and deferring.bodies[0].deferred:
+            plans["deferred"] = deferring
+            plans["loose"] = Plan((decide.loosened(deferring.bodies[0]),), policy)
+        return plans
+
     def _merge_and_plan(self, shown: dict[int, Any]) -> dict[str, Any]:
         try:
             facts = self.merged(shown)
-            measured = self.decided(self.step.config.plan)
-            plans = {"measured": measured}
-            if all(shown[rank]["may_defer"] for rank in sorted(shown)):
-                deferring = self.decided(self.step.config.plan, measured)
-                if deferring.bodies[0].deferred:
-                    loose = Plan((decide.loosened(deferring.bodies[0]),), deferring.origin)
-                    plans |= {"deferred": deferring, "loose": loose}
+            plans = self.arms(self.step.config.plan, all(shown[rank]["may_defer"] for rank in sorted(shown)))
         except profiling.CannotMergeError as reason:
             return {"why": [f"no measured plan: {reason}"]}
         except Exception as error:

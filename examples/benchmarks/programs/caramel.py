@@ -13,12 +13,9 @@ import horovod.tensorflow as hvd
 import tf_caramel
 from examples.benchmarks.programs import again, keras_fit, serve
 from tf_caramel import config
-from tf_caramel.planner import decide
 from tf_caramel.planner.plan import Plan
 from tf_caramel.planner.simulate import simulate
 from tf_caramel.runtime import hook, probe, profiling, tuner
-
-MEASURED, DEFERRED, LOOSE = "measured", "deferred", "loose"  # what the product plans, by the policy that is its default
 
 
 class Told(tuner.Tuner):
@@ -89,14 +86,8 @@ class Caramel:
     def _plans(self, shown: dict[int, Any], policies: list[str]) -> dict[str, Any]:
         self.told.merged(shown)
         plans = {policy: self.told.decided(policy) for policy in policies}
-        plans[MEASURED] = self.told.decided(self.policy)
-        deferred = self.told.decided(self.policy, plans[MEASURED])
-        why = []
-        if deferred.bodies[0].deferred:
-            plans[DEFERRED] = deferred
-            plans[LOOSE] = Plan((decide.loosened(deferred.bodies[0]),), self.policy)
-        else:
-            why.append(f"{DEFERRED}: at this link the plan defers nothing")
+        plans |= self.told.arms(self.policy, defer=True)
+        why = [] if "deferred" in plans else ["deferred: at this link the plan defers nothing"]
         return {"plans": {name: plan.to_json() for name, plan in plans.items()}, "why": why}
 
     def _simulated(self) -> dict[str, Any]:
