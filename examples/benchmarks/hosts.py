@@ -19,6 +19,7 @@ from typing import Any
 
 PREFIX = "caramel-"
 SUBNET = "10.77.0"
+LARGEST_GSO = 65_536  # bytes that TCP hands to a device at once, at most
 PERIOD_US = 10_000  # of a quota: short, or a rank would stand still while the others wait for its messages
 
 
@@ -47,9 +48,14 @@ class Hosts:
     emulated = True
 
     def shape(self, mbit: float) -> None:
-        """Every host sends at `mbit` Mbit/s from now on, with bursts of no more than 1 ms of that (16 kB at least)."""
+        """Every host sends at `mbit` Mbit/s from now on, with bursts of no more than 1 ms of that (16 kB at least).
+
+        TCP hands over no more than a burst at a time, headers included. Else the qdisc cuts what is larger into frames
+        and lets them go one by one, each of which wakes the receiver: a network card hands on several at once.
+        """
         burst = max(16_000, round(mbit * 1e6 / 8 * 1e-3))
         for name in self.names:
+            _run("ip", "-n", name, "link", "set", "eth0", "gso_max_size", str(min(LARGEST_GSO, round(0.95 * burst))))
             _run("ip", "netns", "exec", name, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf",
                  "rate", f"{mbit}mbit", "burst", str(burst), "latency", "50ms")  # fmt: skip
 

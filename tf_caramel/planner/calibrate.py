@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from tf_caramel.planner.compress import compress
 from tf_caramel.planner.defer import retime
+from tf_caramel.planner.network import fit
 from tf_caramel.planner.plan import BodyPlan
 from tf_caramel.planner.profile import Network, Profile
 from tf_caramel.planner.simulate import simulate
@@ -22,23 +23,26 @@ def hold(network: Network, messages: Sequence[tuple[int, float, float]], passes_
     """The network as the messages of a step found it, of which one travelled at a time.
 
     messages: (bytes, when it was handed over, seconds).  passes_end: when the forward and the backward pass were over.
-    What messages take beyond their bytes is the start-up, after the passes, and the start-up beside computing, during
-    them. A probe makes computing up, and finds the latter two to five times too long. Seconds of a byte stay the
-    probe's: within a step, sizes differ too little.
+    The line through the probe's messages is drawn anew through those and the step's after the passes: the small ones
+    of the probe tell the start-up, the large ones of the step the seconds of a byte. What messages during the passes
+    take beyond that is the start-up beside computing: a probe makes computing up, and finds it two to five times too
+    long.
     """
-    start_up, busy, stretch = network.start_up_seconds, network.busy_start_up_seconds, network.stretch
     during, after = (
-        [seconds - network.seconds_per_byte * bytes_ for bytes_, at, seconds in messages if (at >= passes_end) == late]
-        for late in (False, True)
+        [(bytes_, seconds) for bytes_, at, seconds in messages if (at >= passes_end) == late] for late in (False, True)
     )
+    start_up, per_byte = network.start_up_seconds, network.seconds_per_byte
+    busy, stretch = network.busy_start_up_seconds, network.stretch
     if len(after) >= ENOUGH:
-        start_up = min(start_up, max(0.0, statistics.median(after)))
+        start_up, per_byte = fit([*network.samples, *after])
     if len(during) >= ENOUGH:
-        busy, stretch = max(0.0, statistics.median(during) - start_up), 1.0
+        beyond = statistics.median(seconds - per_byte * bytes_ for bytes_, seconds in during)
+        busy, stretch = max(0.0, beyond - start_up), 1.0
     queued = network.queued_seconds
     return replace(
         network,
         start_up_seconds=start_up,
+        seconds_per_byte=per_byte,
         queued_seconds=None if queued is None else min(queued, start_up),
         busy_start_up_seconds=busy,
         stretch=stretch,

@@ -79,8 +79,8 @@ def network() -> Network:
     a, b = fit(samples)
     # Messages that are ready together; of different dtypes, or Horovod would merge them.
     queue = [_message(_QUEUED_BYTES, dtype, f"queued_{dtype}") for dtype in ("float32", "float64", "int32", "int64")]
-    alone = _time(queue[0])
-    queued = (_time(lambda: [message() for message in queue]) - alone) / (len(queue) - 1) - b * _QUEUED_BYTES
+    one = _time(_message(_QUEUED_BYTES * len(queue), "float32", "queued_at_once"))  # the same bytes in one message
+    queued = (_time(lambda: [message() for message in queue]) - one) / (len(queue) - 1)
     taken, stretch, busy = _contention()
     return Network(
         start_up_seconds=a,
