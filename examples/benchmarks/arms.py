@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +75,18 @@ LOCAL = Arm("compute alone", "horovod", {"exchange": "local"})
 NETWORK = Arm("network alone", "horovod", {"exchange": "network"}, {"HOROVOD_FUSION_THRESHOLD": str(1024 * MB)})
 AS_IT_COMES = horovod("Horovod")
 UNFUSED = horovod("Horovod, no fusion", fusion_mb=0)
-TRACED, STATIC, MEASURED = (Arm(f"tf_caramel {p}", "caramel", {"policy": p}) for p in ("traced", "static", "measured"))
-DEFERRED, LOOSE = (Arm(f"tf_caramel {p}", "caramel", {"policy": p}, warm=2) for p in ("deferred", "loose"))
-WITHIN = Arm(
-    "tf_caramel deferred within calls of 4 steps", "caramel", {"policy": "deferred"},
-    env={"TF_CARAMEL_DEFER": "within"}, steps_per_execution=4,
-)  # fmt: skip
+
+
+def policy(text: str) -> Arm:
+    warm = 2 if text in ("deferred", "loose") or text.endswith(",defer") else 1
+    return Arm(f"tf_caramel {text}", "caramel", {"policy": text}, warm=warm)
+
+
+TRACED, STATIC, MEASURED, DEFERRED, LOOSE = map(policy, ("traced", "static", "measured", "deferred", "loose"))
+WITHIN = tuple(
+    replace(arm, name=f"{arm.name} within calls of 4 steps", env={"TF_CARAMEL_DEFER": "within"}, steps_per_execution=4)
+    for arm in (DEFERRED, LOOSE)
+)
 PRODUCT = (DEFERRED, LOOSE, MEASURED, STATIC, TRACED)  # what the product judges among; the fastest is what runs
 MWMS = Arm("MultiWorkerMirrored", "mwms", {"pack_mb": 0})
 PACKS = tuple(Arm(f"MultiWorkerMirrored, {mb} MB", "mwms", {"pack_mb": mb}) for mb in (8, 32))
@@ -109,12 +115,8 @@ def tuned(cycle_ms: float, fusions: Sequence[float] = FUSIONS) -> list[Arm]:
     ]
 
 
-def policy(text: str) -> Arm:
-    return Arm(f"tf_caramel {text}", "caramel", {"policy": text})
-
-
 def fixed(parties: Sequence[str], policies: Sequence[str], within: bool = False) -> list[Arm]:
-    """The arms that need no tuning first, of these parties.  within: also the one that defers within calls."""
+    """The arms that need no tuning first, of these parties.  within: also those that defer within calls."""
     arms = [
         LOCAL,
         NETWORK,
@@ -122,7 +124,7 @@ def fixed(parties: Sequence[str], policies: Sequence[str], within: bool = False)
         UNFUSED,
         *PRODUCT,
         *(policy(p) for p in policies),
-        *([WITHIN] if within else []),
+        *(WITHIN if within else ()),
         MWMS,
         *PACKS,
         DDP,
