@@ -19,8 +19,6 @@ class Arm:
     """name: in the results.  party: whose program runs it.  told: with `measure` and `count`.
     horovod: settings of Horovod that it needs and that another hvd.init() can change.
     env, steps_per_execution: of the process, so arms that differ in them are not in one.
-    warm: so many first calls of a turn are not counted. The first one that defers leaves something to the next one and
-    does nothing that was left, in the second TensorFlow builds the function that does both.
     """
 
     name: str
@@ -29,7 +27,6 @@ class Arm:
     horovod: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     steps_per_execution: int = 1
-    warm: int = 1
 
     @property
     def process(self) -> str:
@@ -78,8 +75,7 @@ UNFUSED = horovod("Horovod, no fusion", fusion_mb=0)
 
 
 def policy(text: str) -> Arm:
-    warm = 2 if text in ("deferred", "loose") or text.endswith(",defer") else 1
-    return Arm(f"tf_caramel {text}", "caramel", {"policy": text}, warm=warm)
+    return Arm(f"tf_caramel {text}", "caramel", {"policy": text})
 
 
 TRACED, STATIC, MEASURED, DEFERRED, LOOSE = map(policy, ("traced", "static", "measured", "deferred", "loose"))

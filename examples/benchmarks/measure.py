@@ -134,7 +134,7 @@ class Bench:
         again = 0
         while True:
             noise = Noise()
-            ranks = self.ask(arm, "measure", steps=steps, warm=arm.warm, **arm.told)
+            ranks = self.ask(arm, "measure", steps=steps, warm=1, **arm.told)
             foreign = noise.foreign(sum(rank["turn_cpu_seconds"] for rank in ranks))
             if foreign <= FOREIGN or again == AGAIN or self.again == AGAIN_IN_A_CELL:
                 break

@@ -156,10 +156,11 @@ class Tuner:
         """What a policy makes of the profile, to be judged: with `defer` also the two that defer, if there is anything
         worth it."""
         plans = {"measured": self.decided(policy)}
-        deferring = self.decided(policy, plans["measured"]) if defer else plans["measured"]
-        if defer and deferring.bodies[0].deferred:
-            plans["deferred"] = deferring
-            plans["loose"] = Plan((decide.loosened(deferring.bodies[0]),), policy)
+        if defer:
+            deferring = self.decided(policy, plans["measured"])
+            if deferring.bodies[0].deferred:
+                plans["deferred"] = deferring
+                plans["loose"] = Plan((decide.loosened(deferring.bodies[0]),), policy)
         return plans
 
     def _merge_and_plan(self, shown: dict[int, Any]) -> dict[str, Any]:
