@@ -196,18 +196,13 @@ class _Split:
         return reads
 
     def _before(self, k: int) -> list[str]:
-        """What batch k of the head waits for.
+        """What batch k of the head waits for: the one before, whatever the plan's window.
 
-        All are ready when the step begins, those that wait for the same completion are submitted in reverse, and the
-        forward pass waits for the first one. So without a wider window they go one at a time. With one, batch 2 waits
-        for the updates that batch 0 allows: they begin when batch 1 is submitted, and take longer. From then on two
-        are under way, each let in by another completion.
+        All are ready when the step begins, and the forward pass waits for the first one. Those that wait for the same
+        completion are submitted in reverse or, within a cycle of Horovod's, fused; and so short is the time between a
+        completion and the updates that it allows.
         """
-        if k == 2 and self.plan.window > 1:
-            return sorted({*self.sets[0].moved} - {self.batches[0]})
-        if k > 2 and self.plan.window > 1:
-            return [self.batches[k - 2]]
-        return [self.batches[k - 1]] if k else []
+        return self.batches[k - 1 : k] if k else []
 
     def _applied(self, view: GraphView) -> str:
         return self._mark(view, "applied", APPLIED, [f"^{name}" for name in sorted(self.moved)])

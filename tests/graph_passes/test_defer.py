@@ -131,14 +131,9 @@ def head(batches: str, window: int) -> dict[str, set[str]]:
     return {b: found - set.intersection(*waits.values()) for b, found in waits.items()}
 
 
-@pytest.mark.parametrize("window", [1, 0])
-def test_without_a_wider_window_the_head_s_batches_go_one_by_one(window: int):
-    assert head("c d e f", window) == {"c": set(), "d": {"c"}, "e": {"d"}, "f": {"e"}}
-
-
-@pytest.mark.parametrize("window", [2, 3])
-def test_with_a_wider_window_each_batch_of_the_head_is_let_in_by_another_event(window: int):
-    assert head("d c e f", window) == {"d": set(), "c": {"d"}, "e": {"ud"}, "f": {"c"}}
+@pytest.mark.parametrize("window", [0, 1, 2])
+def test_the_head_s_batches_go_one_by_one_whatever_the_window(window: int):
+    assert head("d c e f", window) == {"d": set(), "c": {"d"}, "e": {"c"}, "f": {"e"}}
 
 
 @pytest.mark.parametrize(
@@ -313,8 +308,8 @@ def test_any_optimizer_computes_the_same_bits(
             expected, _ = run(step, x, plain, rng.random())
             got, sent = run(phases[MIDDLE if pending else START], x, retimed, rng.random())
             assert got[0].tobytes() == expected[0].tobytes()
-            if pending and window == 1:
-                assert all(name in sent for name in chosen)
+            if pending:
+                assert [name for name in sent if name in chosen] == chosen
             pending = True
             if flush:
                 run(phases[FLUSH], {}, retimed, rng.random())

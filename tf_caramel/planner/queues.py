@@ -28,17 +28,17 @@ class Queue(Protocol):
 
 class Planned:
     """Messages of a plan: batch k is submitted when its members are ready, batch k-1 was submitted and batch k-window
-    has arrived.  alone: batch 1 waits for the arrival of batch 0, as it does if both are deferred.
+    has arrived.  chained: of so many first batches each waits for the arrival of the one before, whatever the window.
     """
 
-    def __init__(self, members: list[list[int]], bytes_: list[int], window: int, transfers: int, alone: bool = False):
+    def __init__(self, members: list[list[int]], bytes_: list[int], window: int, transfers: int, chained: int = 0):
         self.members, self.bytes_, self.window = members, bytes_, window
         self.ready = [math.nan] * len(members)
         self.submitted = [math.nan] * len(members)
         self._missing = [len(m) for m in members]
         self._batches = _carriers(members, transfers)
         self._next = 0  # to be submitted
-        self._alone = alone
+        self._chained = chained
         self._taken = 0
 
     def offer(self, transfers: list[int], now: float) -> None:
@@ -57,10 +57,9 @@ class Planned:
         return False
 
     def _submit(self, arrived: int, now: float) -> None:
-        limit = arrived + self.window
-        if self._alone and arrived < 1:
-            limit = min(limit, 1)
-        while self._next < min(limit, len(self.members)) and not self._missing[self._next]:
+        while self._next < len(self.members) and not self._missing[self._next]:
+            if self._next >= arrived + (1 if self._next < self._chained else self.window):
+                break
             self.submitted[self._next] = now
             self._next += 1
 

@@ -92,8 +92,8 @@ def simulate(
     detail: bool = True,
 ) -> Outcome:
     """plan: None simulates Horovod as it comes, with its settings `fusion_bytes` and `cycle_seconds`. With a window a
-    plan's batches are never fused; without one (0), Horovod does with them as it comes, but that those deferred go one
-    by one. If it defers batches, the retimed step is simulated (`defer`).
+    plan's batches are never fused; without one (0), Horovod does with them as it comes. Those deferred go one by one.
+    If it defers batches, the retimed step is simulated (`defer`).
 
     network: instead of the profile's.  streams: ops that a rank computes at once.  detail: False leaves `messages`
     empty, trusts the plan in kinds and slices, and takes half the time.
@@ -117,7 +117,7 @@ def simulate(
     else:
         members, bytes_ = _batches(profile, graph, plan, pieces, thorough=detail)
         if plan.window:
-            queue = Planned(members, bytes_, plan.window, len(pieces), plan.deferred > 1)
+            queue = Planned(members, bytes_, plan.window, len(pieces), plan.deferred)
         else:
             units = [Unit(m, b, graph.transfers[m[0]].kind) for m, b in zip(members, bytes_, strict=True)]
             queue = AsItComes(units, len(pieces), fusion_bytes, cycle_seconds, plan.deferred)
