@@ -184,8 +184,11 @@ class _Split:
             count = len(view.data_inputs(batch))
             inputs = [reads[p.name] for p in self.pending[position : position + count]]
             self._rewire(view, batch, inputs, clones)
-            for source in self._before(k):
-                view.add_control_input(batch, source)
+            if k:
+                # One by one, whatever the window: all are ready when the step begins, and the forward pass waits for
+                # the first one. Two that are let in within a cycle of Horovod's, as by a completion and by the updates
+                # that it allows, are submitted in reverse or fused.
+                view.add_control_input(batch, self.batches[k - 1])
             position += count
         for name in sorted(self.moved - set(self.batches)):
             inputs = [_redirected(x, values, clones) for x in view.data_inputs(name)]
@@ -194,15 +197,6 @@ class _Split:
         for batch in self.batches:  # whatever else moved comes after one of them
             view.add_control_input(batch, applying)
         return reads
-
-    def _before(self, k: int) -> list[str]:
-        """What batch k of the head waits for: the one before, whatever the plan's window.
-
-        All are ready when the step begins, and the forward pass waits for the first one. Those that wait for the same
-        completion are submitted in reverse or, within a cycle of Horovod's, fused; and so short is the time between a
-        completion and the updates that it allows.
-        """
-        return self.batches[k - 1 : k] if k else []
 
     def _applied(self, view: GraphView) -> str:
         return self._mark(view, "applied", APPLIED, [f"^{name}" for name in sorted(self.moved)])

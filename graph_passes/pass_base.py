@@ -22,7 +22,7 @@ class BodyPlan:
     """What a plan means for one body, in names of its nodes.
 
     batches: in the order in which they are to be submitted; a member is a collective or one of its chunks.
-    window: how many batches may be under way at once; 0: no edges between them.
+    window: how many batches may be under way at once; 0: no edges between them. Those that are deferred go one by one.
     edges: (node, node that is to wait for it).  chunks: collective -> how many slices it is cut into.
     deferred: so many batches, the first ones, belong to the next step's forward pass.  phase: which of the functions is
     to be made then (`defer`); "whole": none is deferred.

@@ -43,7 +43,7 @@ class Piece:
 class BodyPlan:
     """batches: messages in the order in which they are submitted.
     window: how many may be under way at once (batch k waits for the completion of batch k-window); 0: no edges, Horovod
-    fuses what is ready; only those that are deferred go one by one.
+    fuses what is ready. Those that are deferred go one by one whatever it is.
     edges: (op, op that is made to wait for it), names of ops of the body, from the compute order.
     deferred: so many first batches are those of the step before: they travel at the head of a step, in order of first
     use, and their updates run there.

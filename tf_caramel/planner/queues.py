@@ -58,7 +58,8 @@ class Planned:
 
     def _submit(self, arrived: int, now: float) -> None:
         while self._next < len(self.members) and not self._missing[self._next]:
-            if self._next >= arrived + (1 if self._next < self._chained else self.window):
+            window = 1 if self._next < self._chained else self.window
+            if self._next >= arrived + window:
                 break
             self.submitted[self._next] = now
             self._next += 1
