@@ -31,7 +31,7 @@ WHOLE = Grid(MODELS, (100, 500, 1000, 2000, 10_000, BALANCE), hosts=(2, 4), acce
              effort=measure.Effort(within=True))  # fmt: skip
 QUICK = dataclasses.replace(HOUR, models=("mobilenet", "mlp"))
 SMOKE = Grid(("mlp",), (10_000,), parties=("horovod", "caramel"), policies=(),
-             effort=measure.Effort(1, 2, cycles=False, autotune_seconds=0), scale=(2, 8))  # fmt: skip
+             effort=measure.Effort(1, 2, 0.0, cycles=False, autotune_seconds=0), scale=(2, 8))  # fmt: skip
 
 
 def options() -> argparse.Namespace:
@@ -54,7 +54,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--within", action="store_true", help="also 4 steps in a call, deferring within calls")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--steps", type=int, help="in a turn")
+    parser.add_argument("--steps", type=int, help="in a turn, at least")
     parser.add_argument(
         "--autotune", type=float, help="seconds that Horovod may tune itself in a cell; 0: not measured"
     )
