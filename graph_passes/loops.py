@@ -48,21 +48,19 @@ def _who_run(module: Module, body: Body) -> list[tuple[Body, Any]]:
 
 
 def callers(module: Module, body: Body) -> list[Caller]:
-    """From the one that runs `body` up to the root's. Raises GraphError if it cannot be told how often it runs."""
-    path: list[Caller] = []
-    while body is not module.root:
-        found = _who_run(module, body)
-        if len(found) != 1:
-            raise GraphError(f"{body.name} is called from {len(found)} places")
-        caller, node = found[0]
-        if node.op in ops.IFS and not _only_checks_for_data(caller, node):
-            raise GraphError(f"{body.name} runs in a branch, {node.name}")
+    """`above`. Raises GraphError if it cannot be told how often `body` runs."""
+    path = above(module, body)
+    for caller in path:
+        name, node = caller.callee.name, caller.node
+        places = len(_who_run(module, caller.callee))
+        if places != 1:
+            raise GraphError(f"{name} is called from {places} places")
+        if node.op in ops.IFS and not _only_checks_for_data(caller.body, node):
+            raise GraphError(f"{name} runs in a branch, {node.name}")
         if node.op not in ops.CALLS | ops.IFS | ops.WHILES or (
-            node.op in ops.WHILES and node.attr["cond"].func.name == body.name
+            node.op in ops.WHILES and node.attr["cond"].func.name == name
         ):
-            raise GraphError(f"{body.name} is called by {node.name}, which is of kind {node.op}")
-        path.append(Caller(caller, node, body))
-        body = caller
+            raise GraphError(f"{name} is called by {node.name}, which is of kind {node.op}")
     if sum(c.node.op in ops.WHILES for c in path) > 1:
         raise GraphError(f"{path[0].callee.name} runs in a loop in a loop")
     return path

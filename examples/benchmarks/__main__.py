@@ -26,7 +26,7 @@ from examples.benchmarks.grid import BALANCE, Grid, Output, run
 from examples.benchmarks.parties import PartyError
 
 MODELS = ("resnet50", "vgg", "mobilenet", "densenet", "bert", "mlp")
-HOUR = Grid(MODELS, (1000,), policies=arms.POLICIES[1:3], effort=measure.Effort(2, 3, cycles=False, autotune_seconds=0))
+HOUR = Grid(MODELS, (1000,), policies=arms.POLICIES[1:3], effort=measure.Effort(3, 3, cycles=False, autotune_seconds=0))
 WHOLE = Grid(MODELS, (100, 500, 1000, 2000, 10_000, BALANCE), hosts=(2, 4), accelerator=(0.5, 1.0, 2.0),
              effort=measure.Effort(within=True))  # fmt: skip
 QUICK = dataclasses.replace(HOUR, models=("mobilenet", "mlp"))

@@ -38,7 +38,7 @@ class Effort:
 
     rounds: int = 3
     steps: int = 3
-    turn_seconds: float = 3.0
+    turn_seconds: float = 1.0
     cycles: bool = True
     everything: bool = False
     autotune_seconds: float = 30.0

@@ -56,14 +56,9 @@ def messages(start_up: float, busy: float, during: int, after: int, noise: float
 def test_a_byte_takes_what_it_took_in_the_step_and_a_start_up_what_the_probe_s_small_messages_say():
     held = hold(PROBED, messages(0.009, 0.0, during=0, after=9), passes_end=-1.0)
     assert held.seconds_per_byte == pytest.approx(1e-8, rel=0.02)
+    # Seen at 250 Mbit/s: the probe's bytes were 8 % slow, so start-ups came out as 0, and 190 messages were planned.
     assert held.start_up_seconds == pytest.approx(0.009, rel=0.05)
     assert held.samples == PROBED.samples
-
-
-def test_a_probe_that_is_a_little_slow_does_not_make_start_ups_free():
-    """Seen at 250 Mbit/s: 8 % of the seconds of 9 MB is more than a start-up, and 190 messages were planned."""
-    held = hold(PROBED, messages(0.009, 0.0, during=0, after=9), passes_end=-1.0)
-    assert held.start_up_seconds > 0.008
     assert held.queued_seconds == PROBED.queued_seconds
 
 
