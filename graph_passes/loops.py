@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +14,12 @@ _STARTING = "_starting"
 
 @dataclass(frozen=True)
 class Caller:
-    """A node that runs `callee`, and the body it is in."""
+    """A node that runs `callee`, and the body it is in.  places: how many nodes run `callee`; this is the first."""
 
     body: Body
     node: Any
     callee: Body
+    places: int
 
     def actual(self, formal: str) -> str | None:
         """The tensor in `body` that is the callee's argument `formal` at every call; None if it may change."""
@@ -28,39 +30,36 @@ class Caller:
         return data[k + 1] if self.node.op in ops.IFS else data[k]
 
 
-def above(module: Module, body: Body) -> list[Caller]:
-    """From one that runs `body` up to the root's, whatever they are."""
-    path: list[Caller] = []
+def above(module: Module, body: Body) -> Iterator[Caller]:
+    """From one that runs `body` up to the root's, whatever they are. Raises GraphError for a body that nobody runs."""
     while body is not module.root:
-        caller, node = _who_run(module, body)[0]
-        path.append(Caller(caller, node, body))
+        found = [
+            (other, node)
+            for other in module.reachable()
+            for node in other.graph.node
+            if any(ref.name == body.name for ref in ops.function_refs(node))
+        ]
+        if not found:
+            raise GraphError(f"{body.name} is called from 0 places")
+        caller, node = found[0]
+        yield Caller(caller, node, body, len(found))
         body = caller
-    return path
-
-
-def _who_run(module: Module, body: Body) -> list[tuple[Body, Any]]:
-    return [
-        (other, node)
-        for other in module.reachable()
-        for node in other.graph.node
-        if any(ref.name == body.name for ref in ops.function_refs(node))
-    ]
 
 
 def callers(module: Module, body: Body) -> list[Caller]:
-    """`above`. Raises GraphError if it cannot be told how often `body` runs."""
-    path = above(module, body)
-    for caller in path:
+    """`above`, up to the root's. Raises GraphError if it cannot be told how often `body` runs."""
+    path: list[Caller] = []
+    for caller in above(module, body):
         name, node = caller.callee.name, caller.node
-        places = len(_who_run(module, caller.callee))
-        if places != 1:
-            raise GraphError(f"{name} is called from {places} places")
+        if caller.places != 1:
+            raise GraphError(f"{name} is called from {caller.places} places")
         if node.op in ops.IFS and not _only_checks_for_data(caller.body, node):
             raise GraphError(f"{name} runs in a branch, {node.name}")
         if node.op not in ops.CALLS | ops.IFS | ops.WHILES or (
             node.op in ops.WHILES and node.attr["cond"].func.name == name
         ):
             raise GraphError(f"{name} is called by {node.name}, which is of kind {node.op}")
+        path.append(caller)
     if sum(c.node.op in ops.WHILES for c in path) > 1:
         raise GraphError(f"{path[0].callee.name} runs in a loop in a loop")
     return path

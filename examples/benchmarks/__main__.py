@@ -31,7 +31,7 @@ WHOLE = Grid(MODELS, (100, 500, 1000, 2000, 10_000, BALANCE), hosts=(2, 4), acce
              effort=measure.Effort(within=True))  # fmt: skip
 QUICK = dataclasses.replace(HOUR, models=("mobilenet", "mlp"))
 SMOKE = Grid(("mlp",), (10_000,), parties=("horovod", "caramel"), policies=(),
-             effort=measure.Effort(1, 2, 0.0, cycles=False, autotune_seconds=0), scale=(2, 8))  # fmt: skip
+             effort=measure.Effort(1, 2, cycles=False, autotune_seconds=0), scale=(2, 8))  # fmt: skip
 
 
 def options() -> argparse.Namespace:

@@ -29,7 +29,8 @@ TUNED = len(arms_.FUSIONS) * len(arms_.CYCLES) * len(arms_.GROUPS)
 @dataclass(frozen=True)
 class Effort:
     """rounds, steps: of each arm, and at least in each of its turns.
-    turn_seconds: a turn lasts about as long at least. Short steps differ more from one to the next, and cost less.
+    turn_seconds: an arm's turn lasts about as long at least, from its second one on: short steps differ more from one
+    to the next, and cost less.
     cycles: plain Horovod is tuned in its cycle time too; everything: with each fusion threshold, not only the best.
     autotune_seconds: that Horovod may tune itself for in a cell; 0: it is not measured.
     tuning: plain Horovod is tuned, and tunes itself; without, it is measured as it comes.
@@ -198,13 +199,12 @@ def cell(bench: Bench, effort: Effort, policies: Sequence[str], parties: Sequenc
         if effort.autotune_seconds:
             tuning["autotune"] = _autotune(bench, effort)
             arms.append(arms_.AUTOTUNED)
-    steps = _steps(bench, arms, effort)
     turns: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
     for number in range(effort.rounds):
         for arm in arms:
             bench.say(f"round {number + 1} of {effort.rounds}: {arm.name}")
             if bench.works(arm):
-                turns[arm.name] += bench.attempt(arm, steps)
+                turns[arm.name] += bench.attempt(arm, _steps(effort, turns[arm.name]))
     arms = [arm for arm in arms if bench.works(arm)]
     messages = _messages(bench, arms)
     return {
@@ -225,10 +225,11 @@ def cell(bench: Bench, effort: Effort, policies: Sequence[str], parties: Sequenc
     }
 
 
-def _steps(bench: Bench, arms: Sequence[Arm], effort: Effort) -> int:
-    """Of each turn in this cell, by what the first two arms take: computing and network alone, where they take part."""
-    typical = max(statistics.median(bench.turn(arm, 2)["seconds"]) for arm in arms[:2])
-    return max(effort.steps, round(effort.turn_seconds / typical))
+def _steps(effort: Effort, turns: Sequence[dict[str, Any]]) -> int:
+    """Of an arm's next turn, by what its last one took."""
+    if not turns:
+        return effort.steps
+    return max(effort.steps, round(effort.turn_seconds / statistics.median(turns[-1]["seconds"])))
 
 
 def _plan(bench: Bench, arms: Sequence[Arm], policies: Sequence[str]) -> dict[str, Any]:
