@@ -52,12 +52,15 @@ class Hosts:
 
         TCP hands over no more than a burst at a time, headers included. Else the qdisc cuts what is larger into frames
         and lets them go one by one, each of which wakes the receiver: a network card hands on several at once.
+        What is queued when the speed changes is lost and sent again: tbf would wait for ever to send a packet larger
+        than its new burst.
         """
         burst = max(16_000, round(mbit * 1e6 / 8 * 1e-3))
         for name in self.names:
             _run("ip", "-n", name, "link", "set", "eth0", "gso_max_size", str(min(LARGEST_GSO, round(0.95 * burst))))
-            _run("ip", "netns", "exec", name, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf",
-                 "rate", f"{mbit}mbit", "burst", str(burst), "latency", "50ms")  # fmt: skip
+            qdisc = ("ip", "netns", "exec", name, "tc", "qdisc", "replace", "dev", "eth0", "root")
+            _run(*qdisc, "pfifo")
+            _run(*qdisc, "tbf", "rate", f"{mbit}mbit", "burst", str(burst), "latency", "50ms")
 
     def command(self, host: int, command: Sequence[str]) -> list[str]:
         """`command` as it is run on a host, on a core of its own."""
