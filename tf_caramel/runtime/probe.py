@@ -11,6 +11,7 @@ import os
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,10 @@ def network() -> Network:
         left -= shared(samples[-1][1]) * (repeats + 1)
     a, b = fit(samples)
     # Messages that are ready together; of different dtypes, or Horovod would merge them.
-    queue = [_message(_QUEUED_BYTES, dtype, f"queued_{dtype}") for dtype in ("float32", "float64", "int32", "int64")]
-    one = _time(_message(_QUEUED_BYTES * len(queue), "float32", "queued_at_once"))  # the same bytes in one message
-    queued = (_time(lambda: [message() for message in queue]) - one) / (len(queue) - 1)
+    types = ("float32", "float64", "int32", "int64")
+    queue = _function(*(_sending(_QUEUED_BYTES, dtype, f"queued_{dtype}") for dtype in types))
+    one = _time(_message(_QUEUED_BYTES * len(types), "float32", "queued_at_once"))  # the same bytes in one message
+    queued = (_time(queue) - one) / (len(types) - 1)
     taken, stretch, busy = _contention()
     return Network(
         start_up_seconds=a,
@@ -126,9 +128,7 @@ def _contention() -> tuple[float, float, float]:
     many times longer its bytes take then, and how many seconds longer its start-up takes.
     CPU time does not tell: the kernel's part, the caches and the scheduler are not in it.
     """
-    small, large = (
-        tf.function(_message(size, "float32", f"contended_{size}"), autograph=False) for size in _CONTENDED_BYTES
-    )
+    small, large = (_message(size, "float32", f"contended_{size}") for size in _CONTENDED_BYTES)
     alone = [shared(_time(message)) for message in (small, large)]
     counts = [max(2, math.ceil(_CONTENDED_SECONDS / seconds)) for seconds in alone]
     x, kernel = tf.ones([4, 16, 16, 64]), tf.ones([3, 3, 64, 64])
@@ -184,16 +184,24 @@ def check(bytes_: int) -> float:
     return shared(min(_time(message, repeats=2), _time(message, repeats=2)))
 
 
-def _message(bytes_: int, dtype: str, label: str) -> Any:
+def _sending(bytes_: int, dtype: str, label: str) -> Callable[[], Any]:
     elements = bytes_ // tf.dtypes.as_dtype(dtype).size // _MEMBERS
     parts = [tf.zeros([elements], dtype) for _ in range(_MEMBERS)]
     name = f"HorovodAllreduce_{ops.PROBE}_{label}"
     return lambda: mpi_ops._grouped_allreduce(parts, name=name, op=hvd.Sum, ignore_name_scope=True)
 
 
-def _time(messages: Any, repeats: int = _REPEATS) -> float:
+def _function(*sending: Callable[[], Any]) -> Callable[[], Any]:
+    """All of them at once. A concrete function, for TensorFlow warns of a tf.function that is made again and again."""
+    return tf.function(lambda: [send() for send in sending], autograph=False).get_concrete_function()
+
+
+def _message(bytes_: int, dtype: str, label: str) -> Callable[[], Any]:
+    return _function(_sending(bytes_, dtype, label))
+
+
+def _time(function: Callable[[], Any], repeats: int = _REPEATS) -> float:
     """Seconds of one call, median: the shortest would be what a link lets through at once, not what it sustains."""
-    function = tf.function(messages, autograph=False)
     function()
     seconds = []
     for _ in range(repeats):
