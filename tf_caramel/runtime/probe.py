@@ -11,7 +11,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +75,13 @@ def network() -> Network:
             repeats = min(_REPEATS, int(left / likely) - 1)
             if repeats < 2:
                 break
-        samples.append((size, _time(_message(size, "float32", f"{size}"), repeats)))
+        samples.append((size, _time(_message(size, f"{size}"), repeats)))
         left -= shared(samples[-1][1]) * (repeats + 1)
     a, b = fit(samples)
     # Messages that are ready together; of different dtypes, or Horovod would merge them.
     types = ("float32", "float64", "int32", "int64")
-    queue = _function(*(_sending(_QUEUED_BYTES, dtype, f"queued_{dtype}") for dtype in types))
-    one = _time(_message(_QUEUED_BYTES * len(types), "float32", "queued_at_once"))  # the same bytes in one message
-    queued = (_time(queue) - one) / (len(types) - 1)
+    one = _time(_message(_QUEUED_BYTES * len(types), "queued_at_once"))  # the same bytes in one message
+    queued = (_time(_message(_QUEUED_BYTES, "queued", types)) - one) / (len(types) - 1)
     taken, stretch, busy = _contention()
     return Network(
         start_up_seconds=a,
@@ -128,7 +127,7 @@ def _contention() -> tuple[float, float, float]:
     many times longer its bytes take then, and how many seconds longer its start-up takes.
     CPU time does not tell: the kernel's part, the caches and the scheduler are not in it.
     """
-    small, large = (_message(size, "float32", f"contended_{size}") for size in _CONTENDED_BYTES)
+    small, large = (_message(size, f"contended_{size}") for size in _CONTENDED_BYTES)
     alone = [shared(_time(message)) for message in (small, large)]
     counts = [max(2, math.ceil(_CONTENDED_SECONDS / seconds)) for seconds in alone]
     x, kernel = tf.ones([4, 16, 16, 64]), tf.ones([3, 3, 64, 64])
@@ -180,24 +179,29 @@ def _contention() -> tuple[float, float, float]:
 
 def check(bytes_: int) -> float:
     """Seconds of one message of `bytes_`, as all ranks together see it: to tell whether the link is still the same."""
-    message = _message(bytes_, "float32", f"check_{bytes_}")
+    message = _message(bytes_, f"check_{bytes_}")
     return shared(min(_time(message, repeats=2), _time(message, repeats=2)))
 
 
-def _sending(bytes_: int, dtype: str, label: str) -> Callable[[], Any]:
-    elements = bytes_ // tf.dtypes.as_dtype(dtype).size // _MEMBERS
-    parts = [tf.zeros([elements], dtype) for _ in range(_MEMBERS)]
-    name = f"HorovodAllreduce_{ops.PROBE}_{label}"
-    return lambda: mpi_ops._grouped_allreduce(parts, name=name, op=hvd.Sum, ignore_name_scope=True)
+def _message(bytes_: int, label: str, dtypes: Sequence[str] = ("float32",)) -> Callable[[], Any]:
+    """Sends a message of `bytes_` for each dtype, all at once.
 
+    A concrete function, for TensorFlow warns of a tf.function that is made again and again.
+    """
+    messages = {}
+    for dtype in dtypes:
+        elements = bytes_ // tf.dtypes.as_dtype(dtype).size // _MEMBERS
+        messages[f"{label}_{dtype}"] = [tf.zeros([elements], dtype) for _ in range(_MEMBERS)]
 
-def _function(*sending: Callable[[], Any]) -> Callable[[], Any]:
-    """All of them at once. A concrete function, for TensorFlow warns of a tf.function that is made again and again."""
-    return tf.function(lambda: [send() for send in sending], autograph=False).get_concrete_function()
+    def send() -> Any:
+        return [
+            mpi_ops._grouped_allreduce(
+                parts, name=f"HorovodAllreduce_{ops.PROBE}_{name}", op=hvd.Sum, ignore_name_scope=True
+            )
+            for name, parts in messages.items()
+        ]
 
-
-def _message(bytes_: int, dtype: str, label: str) -> Callable[[], Any]:
-    return _function(_sending(bytes_, dtype, label))
+    return tf.function(send, autograph=False).get_concrete_function()
 
 
 def _time(function: Callable[[], Any], repeats: int = _REPEATS) -> float:
