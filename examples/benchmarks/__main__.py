@@ -6,7 +6,8 @@
     python -m examples.benchmarks --models resnet50 --mbit 1000,balance --parties horovod,caramel
 
 Needs root and iproute2 for the emulated hosts; without, ranks run on loopback, which the tables say. Writes
-results.json, results.md and results.png into a folder, after each cell. Progress goes to stderr.
+results.json, results.md and results.png into a folder, after each cell, and the cell's profile, which
+`caramel simulate` reads. Progress goes to stderr.
 """
 
 from __future__ import annotations

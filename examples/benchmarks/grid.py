@@ -48,7 +48,9 @@ class Grid:
 
 @dataclass
 class Output:
-    """folder: gets results.json, results.md and results.png.  results: what they are made of."""
+    """folder: gets results.json, results.md and results.png, and each cell's profile, for `caramel simulate`.
+    results: what the tables and the picture are made of.
+    """
 
     folder: Path
     results: dict[str, Any]
@@ -69,8 +71,16 @@ class Output:
     def add(self, cell: dict[str, Any]) -> None:
         link = BALANCE if cell["balance"] else cell["mbit"]
         key = " ".join(map(str, (cell["model"], cell["hosts"], link, cell["accelerator"], cell["emulated"])))
+        for process, told in cell["planning"].items():
+            self._keep(f"{key} {process}", told.pop("profile", None))
         self.results["cells"][key] = cell
         self.write()
+
+    def _keep(self, name: str, profile: str | None) -> None:
+        if profile is not None:
+            folder = self.folder / "profiles"
+            folder.mkdir(exist_ok=True)
+            (folder / f"{name.replace(' ', '-')}.json").write_text(profile)
 
     def write(self) -> None:
         new = self.folder / "results.json.new"

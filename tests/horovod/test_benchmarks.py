@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import select
 import subprocess
 import sys
 
@@ -15,6 +17,7 @@ from examples.benchmarks import arms, hosts
 from examples.benchmarks.parties import Party, PartyError
 from tests.horovod.conftest import KERAS_3
 from tests.ranks import ROOT
+from tf_caramel.planner.profile import Profile
 
 pytestmark = pytest.mark.skipif(not KERAS_3, reason="the benchmark is written for Keras 3")
 LIMIT_SECONDS = 240
@@ -64,11 +67,54 @@ def test_results_have_all_rows_with_finite_numbers(smoke):
         assert cell["arms"][arm.name]["turns"][0]["sent_bytes"] >= cell["gradient_bytes"]
 
 
+def test_the_profile_of_a_cell_is_kept_for_the_simulator(smoke):
+    (file,) = (smoke[0] / "profiles").iterdir()
+    assert Profile.from_json(file.read_text()).transfers
+
+
 def test_tables_and_picture_are_written(smoke):
     text = (smoke[0] / "results.md").read_text()
     for part in ("## To reach", "**tf_caramel**", "Horovod, no fusion", "Simulated"):
         assert part in text
     assert (smoke[0] / "results.png").read_bytes().startswith(b"\x89PNG")
+
+
+SENDS = "import socket, sys; s = socket.create_connection((sys.argv[1], 7000))\nwhile True: s.sendall(bytes(1 << 20))"
+RECEIVES = """
+import socket, sys
+server = socket.create_server((sys.argv[1], 7000))
+print("ready", flush=True)
+peer, total = server.accept()[0], 0
+while True:
+    total += len(peer.recv(1 << 20))
+    while total > 1 << 20:
+        total -= 1 << 20
+        print("MB", flush=True)
+"""
+
+
+@pytest.mark.skipif(not emulates, reason="emulated hosts need root and iproute2")
+def test_a_link_that_becomes_slower_under_way_goes_on():
+    def megabytes(process, count):
+        for _ in range(count):
+            assert select.select([process.stdout], [], [], 30)[0], "the link stands still"
+            assert process.stdout.readline() == b"MB\n"
+
+    with hosts.emulated(2, 1000) as ground, contextlib.ExitStack() as started:
+
+        def start(host, program):
+            command = ground.command(host, [sys.executable, "-c", program, ground.addresses[1]])
+            process = started.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0))
+            started.callback(process.kill)
+            return process
+
+        receives = start(1, RECEIVES)
+        assert receives.stdout.readline() == b"ready\n"
+        start(0, SENDS)
+        for mbit in (500, 100, 1000, 50):
+            megabytes(receives, 20)
+            ground.shape(mbit)
+        megabytes(receives, 20)
 
 
 def test_nothing_is_left_over(smoke):

@@ -19,7 +19,10 @@ ON = {"TF_CARAMEL": "1"}
 def orders(log: str) -> list[tuple[str, ...]]:
     """What was enqueued in each step after the first, from Horovod's trace log."""
     steps = re.split(r"(?m)^STEP \d+", log)[1:-1]
-    return [tuple(re.findall(r"Enqueued (?:tensors for \w+: )?(.*?);? *$", step, re.MULTILINE)) for step in steps]
+    return [
+        tuple(re.findall(r"Enqueued (?:tensors for \w+: )?([^\[\n]*?);? *(?=\[|$)", step, re.MULTILINE))
+        for step in steps
+    ]
 
 
 def trace(tmp_path, **env):
