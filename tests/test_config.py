@@ -40,7 +40,7 @@ def test_an_unknown_variable_is_refused_with_the_nearest_known_one():
 
 
 def test_an_unknown_variable_unlike_any_is_refused_with_all_known_ones():
-    names = ("", "_PIPELINE", "_PLAN", "_TRACE_STEPS", "_CACHE", "_DUMP", "_TIMEOUT", "_DEFER")
+    names = ("", "_PIPELINE", "_PLAN", "_TRACE_STEPS", "_CACHE", "_DUMP", "_TIMEOUT", "_DEFER", "_PRIORITY")
     known = ", ".join(f"TF_CARAMEL{name}" for name in names)
     assert refused("TF_CARAMEL_ZZZZZZZZZZZZZZZZZZZZZZZZZZ", "1").endswith(f"known are {known}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from graph_passes import manager
@@ -21,8 +21,10 @@ _KNOWN = (
     "TF_CARAMEL_DUMP",
     "TF_CARAMEL_TIMEOUT",
     "TF_CARAMEL_DEFER",
+    "TF_CARAMEL_PRIORITY",
 )
 DEFER = ("auto", "off", "within", "across")
+PRIORITY = ("auto", "off")
 _ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 
 
@@ -38,6 +40,8 @@ class Config:
     cache: folder for profiles and plans, or None (TF_CARAMEL_CACHE).
     dump: folder for the graphs before and after each pass, or None (TF_CARAMEL_DUMP).
     defer: where updates may be deferred into the next step: auto, off, within, across (TF_CARAMEL_DEFER).
+    priority: do Horovod's threads go before computing while a plan runs: auto (where it is allowed), off
+    (TF_CARAMEL_PRIORITY).
     timeout_seconds: how long a rank waits for the others to agree (TF_CARAMEL_TIMEOUT, default 25).
     """
 
@@ -49,6 +53,7 @@ class Config:
     dump: str | None = None
     timeout_seconds: float = 25.0
     defer: str = "auto"
+    priority: str = "auto"
 
     @property
     def measures(self) -> bool:
@@ -101,11 +106,17 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
         seconds = -1.0
     if not 0 < seconds < float("inf"):
         raise ConfigError(f"TF_CARAMEL_TIMEOUT={timeout!r}: use a number of seconds above 0")
-    defer = env.get("TF_CARAMEL_DEFER", "").strip().lower() or Config.defer
-    if defer not in DEFER:
-        raise ConfigError(f"TF_CARAMEL_DEFER={env['TF_CARAMEL_DEFER']!r}: use one of {', '.join(DEFER)}")
+    defer = _one_of(DEFER, "TF_CARAMEL_DEFER", env) or Config.defer
+    priority = _one_of(PRIORITY, "TF_CARAMEL_PRIORITY", env) or Config.priority
     dump = env.get("TF_CARAMEL_DUMP") or None
-    return Config(flag in _ON, pipeline, plan, int(steps), _cache_folder(env), dump, seconds, defer)
+    return Config(flag in _ON, pipeline, plan, int(steps), _cache_folder(env), dump, seconds, defer, priority)
+
+
+def _one_of(allowed: Sequence[str], name: str, env: Mapping[str, str]) -> str:
+    given = env.get(name, "").strip().lower()
+    if given and given not in allowed:
+        raise ConfigError(f"{name}={env[name]!r}: use one of {', '.join(allowed)}")
+    return given
 
 
 def _cache_folder(env: Mapping[str, str]) -> str | None:

@@ -28,6 +28,7 @@ from tf_caramel.planner.profile import InputError
 from tf_caramel.planner.static import Traced, static_plan
 from tf_caramel.runtime import probe, ranks, tf_private
 from tf_caramel.runtime.cache import Cache
+from tf_caramel.runtime.priority import Priority
 from tf_caramel.runtime.step import Collectives, Step, bind, collectives, judge_failures
 from tf_caramel.runtime.tuner import Tuner
 
@@ -47,13 +48,14 @@ class Hook:
     """The rewriting of one process.
 
     steps: digest of a signature -> the step that the ranks agreed on.  left: those they agreed to leave as traced.
-    tuner: leads the life of each step; benchmarks put their own.
+    tuner: leads the life of each step; benchmarks put their own.  priority: of Horovod's threads, for all steps.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.tuner: type[Tuner] = Tuner
         self.passes = manager.parse(config.pipeline)
+        self.priority = Priority(config.priority == "auto")
         self.steps: dict[str, Step] = {}
         self.left: set[str] = set()
         self.functions = 0
@@ -189,6 +191,7 @@ class _Job:
             first["reference"],
             why := [*first["why"], *first["restarts"], *fixed, *unplannable],
             plannable=not unplannable,
+            priority=self.hook.priority,
             tuner=self.hook.tuner,
         )
         if config.measures and not fixed and not first["restarts"]:

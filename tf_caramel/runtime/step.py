@@ -32,6 +32,7 @@ from tf_caramel.planner.plan import Plan, digest
 from tf_caramel.planner.record import Record
 from tf_caramel.runtime import deferral, fitting, ranks, tf_private, watchdog
 from tf_caramel.runtime.cache import Cache
+from tf_caramel.runtime.priority import Priority
 from tf_caramel.runtime.tuner import Call, Done, Tuner
 
 log = logging.getLogger("tf_caramel")
@@ -149,7 +150,7 @@ def _rounded(body: Body, one: Followers) -> str | None:
 class Step:
     """key: of the step and the set-up.  signature: what its ranks agreed on, as a digest.
     plans: arm -> its plan ("traced" has none).  arm: which one runs.  plannable: a measured plan can be made for it.
-    kept: it began with what an earlier run had found.
+    kept: it began with what an earlier run had found.  priority: of Horovod's threads.
     pending: what is deferred.  fallback: the arm that runs where `arm` defers and deferring is not allowed.
     remarks: what else the report has to say.
     """
@@ -166,9 +167,10 @@ class Step:
         reference: float | None,
         why: list[str],
         plannable: bool,
+        priority: Priority,
         tuner: type[Tuner] = Tuner,
     ) -> None:
-        self.plannable, self.kept = plannable, reference is not None
+        self.plannable, self.kept, self.priority = plannable, reference is not None, priority
         self.config, self.passes, self.key, self.signature, self.members = config, passes, key, signature, members
         self.plans, self.arm = plans, arm
         self.functions: list[Function] = []
@@ -336,12 +338,20 @@ class Step:
         if isinstance(runs, deferral.Phases):
             across = fitting.across(self)
             if across or self._within(runs.loop):
+                self._let_first(True)
                 steady = runs.loop or self.pending.of is runs
                 return self._deferred(runs, args, across), arm, steady
             arm = self.fallback
             runs = function.arms[arm]
         self.pending.flush()
+        self._let_first(arm != "traced")
         return runs.call_flat(*args), arm, True
+
+    def _let_first(self, first: bool) -> None:
+        """As traced means untouched: Horovod's threads go first for a plan only."""
+        self.priority.let(first)
+        if self.priority.obstacle:
+            self.remark(self.priority.obstacle)
 
     def _deferred(self, runs: deferral.Phases, args: tuple[Any, ...], across: bool) -> Any:
         try:

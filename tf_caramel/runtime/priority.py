@@ -1,0 +1,111 @@
+"""Lets Horovod's threads go first: a real-time priority, while a plan runs, where the system allows it.
+
+Where computing keeps all cores busy, a thread that has to pass a message on waits until the scheduler gives it a turn,
+and the link idles as long. That is what a plan loses to its own simulation, which has the link work on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import horovod.tensorflow as hvd
+
+LOOK_SECONDS = 0.2
+OFTEN = 0.25  # of Horovod's cycles, that a thread of its wakes in
+LEAST_CYCLE_SECONDS = 5e-4  # at shorter ones its threads hardly sleep, and would keep the others from working
+AT_MOST = 8  # more threads than that are not Horovod's: each process set has two
+TASKS = Path("/proc/self/task")
+NOT_ALLOWED = (
+    "Horovod's threads wait for computing to leave them a core: the system does not allow them to go first (allow it "
+    "with `docker run --cap-add SYS_NICE`, or with `ulimit -r 1`)"
+)
+
+
+class Priority:
+    """Of this process.  wanted: else nothing is ever changed.  threads: Horovod's; None: not looked for yet.
+    first: they go first.  obstacle: why they never will, although it is wanted.
+    """
+
+    def __init__(self, wanted: bool) -> None:
+        self.wanted = wanted
+        self.threads: list[int] | None = None
+        self.first = False
+        self.obstacle: str | None = None
+
+    def let(self, first: bool) -> None:
+        """Horovod's threads go first from now on, or like all others. Cheap if they do so already."""
+        if not self.wanted or self.obstacle:
+            return
+        if not self._there():
+            self.threads, self.first = None, False
+        if first == self.first:
+            return
+        try:
+            if self.threads is None:
+                self.threads, self.obstacle = find()
+            for thread in self.threads:
+                _schedule(thread, first)
+            self.first = first
+        except PermissionError:
+            self.obstacle = NOT_ALLOWED
+
+    def _there(self) -> bool:
+        """Do those that were found still run? They do not if Horovod was initialised anew."""
+        try:
+            for thread in self.threads or ():
+                os.sched_getscheduler(thread)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def _schedule(thread: int, first: bool) -> None:
+    if first:  # threads that they start are not to go first too
+        os.sched_setscheduler(thread, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    else:
+        os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+
+
+def find() -> tuple[list[int], str | None]:
+    """Horovod's threads, or why they are to be left alone.
+
+    They have no names, but while nothing is to be done they alone wake in each of Horovod's cycles: one looks for what
+    is ready, the other hears of it from the other ranks.
+    """
+    if not TASKS.is_dir():
+        return [], "Horovod's threads can go first on Linux only"
+    if hvd.mpi_enabled() or hvd.nccl_built() or hvd.ccl_built() or not hvd.gloo_enabled():
+        return [], "Horovod's threads are let go first with Gloo only: others may wait without sleeping"
+    cycle = _cycle_seconds()
+    if cycle < LEAST_CYCLE_SECONDS:
+        return [], f"HOROVOD_CYCLE_TIME is {1e3 * cycle:g} ms: Horovod's threads hardly sleep, so they do not go first"
+    before = _wakes()
+    time.sleep(max(LOOK_SECONDS, 20 * cycle))
+    after = _wakes()
+    least = OFTEN * max(LOOK_SECONDS, 20 * cycle) / cycle
+    found = sorted(t for t in after if t in before and after[t] - before[t] >= least and t != os.getpid())
+    ordinary = [t for t in found if os.sched_getscheduler(t) == os.SCHED_OTHER]
+    if not ordinary or len(found) > AT_MOST:
+        return [], f"Horovod's threads do not go first: of {len(after)} threads, {len(found)} look like Horovod's"
+    return ordinary, None
+
+
+def _cycle_seconds() -> float:
+    try:
+        return float(os.environ.get("HOROVOD_CYCLE_TIME") or 1) * 1e-3
+    except ValueError:
+        return 1e-3
+
+
+def _wakes() -> dict[int, int]:
+    """thread -> how often it has gone to sleep."""
+    found = {}
+    for task in TASKS.iterdir():
+        try:
+            text = (task / "status").read_text()
+        except OSError:  # it has ended
+            continue
+        found[int(task.name)] = int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+    return found
