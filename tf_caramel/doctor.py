@@ -38,9 +38,13 @@ def horovod():
 def self_test():
     from tf_caramel.runtime import tf_private
     return tf_private.self_test()
+def priority():
+    from tf_caramel.runtime import priority
+    return priority.obstacle()
 look("tensorflow", tensorflow)
 look("horovod", horovod)
 look("self-test", self_test)
+look("priority", priority)
 print("FACTS " + json.dumps(facts))
 """
 _LIMIT_SECONDS = 120
@@ -93,6 +97,8 @@ def _findings(facts: dict[str, Any], interfaces: list[tuple[str, str]]) -> tuple
     if facts.get("self-test") or "self-test error" in facts:
         text = facts.get("self-test") or facts["self-test error"]
         notes.append(f"functions are left as traced, for the self-test fails: {text}")
+    if facts.get("priority"):
+        notes.append(facts["priority"])
     if facts.get("horovod") and not facts["horovod"]["mpi"]:
         notes.append("no MPI: start with horovodrun, not with mpirun or srun")
     if all(address.startswith("127.") for _, address in interfaces):

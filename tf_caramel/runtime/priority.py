@@ -6,11 +6,14 @@ and the link idles as long. That is what a plan loses to its own simulation, whi
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
 
 import horovod.tensorflow as hvd
+
+log = logging.getLogger("tf_caramel")
 
 LOOK_SECONDS = 0.2
 OFTEN = 0.25  # of Horovod's cycles, that a thread of its wakes in
@@ -18,8 +21,8 @@ LEAST_CYCLE_SECONDS = 5e-4  # at shorter ones its threads hardly sleep, and woul
 AT_MOST = 8  # more threads than that are not Horovod's: each process set has two
 TASKS = Path("/proc/self/task")
 NOT_ALLOWED = (
-    "Horovod's threads wait for computing to leave them a core: the system does not allow them to go first (allow it "
-    "with `docker run --cap-add SYS_NICE`, or with `ulimit -r 1`)"
+    "Horovod's threads wait for computing to leave them a core: they may not go first here (`docker run --cap-add "
+    "SYS_NICE` allows it, or a limit of 1 for rtprio, see ulimit -r)"
 )
 
 
@@ -42,14 +45,17 @@ class Priority:
             self.threads, self.first = None, False
         if first == self.first:
             return
+        found = self.threads is not None
+        if not found:
+            self.threads, self.obstacle = find()
+        self.first = first
         try:
-            if self.threads is None:
-                self.threads, self.obstacle = find()
-            for thread in self.threads:
+            for thread in self.threads or ():
                 _schedule(thread, first)
-            self.first = first
-        except PermissionError:
-            self.obstacle = NOT_ALLOWED
+        except OSError as error:
+            self.obstacle = f"Horovod's threads do not go first: {error}"
+        if not found and not self.obstacle:
+            log.info("tf_caramel: Horovod's threads go before computing (SCHED_FIFO) while a judged plan runs")
 
     def _there(self) -> bool:
         """Do those that were found still run? They do not if Horovod was initialised anew."""
@@ -62,10 +68,24 @@ class Priority:
 
 
 def _schedule(thread: int, first: bool) -> None:
-    if first:  # threads that they start are not to go first too
-        os.sched_setscheduler(thread, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-    else:
-        os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+    """Threads that it starts never go first; to take that back takes more permission than to do it."""
+    policy, priority = (os.SCHED_FIFO, 1) if first else (os.SCHED_OTHER, 0)
+    os.sched_setscheduler(thread, policy | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
+
+
+def obstacle() -> str | None:
+    """Why Horovod's threads cannot go first on this machine, with this Horovod, as this user; None if they can."""
+    if not TASKS.is_dir():
+        return "Horovod's threads can go first on Linux only"
+    if hvd.mpi_built() or hvd.nccl_built() or hvd.ccl_built() or not hvd.gloo_built():
+        return "Horovod's threads go first with nothing but Gloo built in: others may wait without sleeping"
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except PermissionError:
+        return NOT_ALLOWED
+    os.sched_setscheduler(0, *before)
+    return None
 
 
 def find() -> tuple[list[int], str | None]:
@@ -74,10 +94,9 @@ def find() -> tuple[list[int], str | None]:
     They have no names, but while nothing is to be done they alone wake in each of Horovod's cycles: one looks for what
     is ready, the other hears of it from the other ranks.
     """
-    if not TASKS.is_dir():
-        return [], "Horovod's threads can go first on Linux only"
-    if hvd.mpi_enabled() or hvd.nccl_built() or hvd.ccl_built() or not hvd.gloo_enabled():
-        return [], "Horovod's threads are let go first with Gloo only: others may wait without sleeping"
+    reason = obstacle()
+    if reason:
+        return [], reason
     cycle = _cycle_seconds()
     if cycle < LEAST_CYCLE_SECONDS:
         return [], f"HOROVOD_CYCLE_TIME is {1e3 * cycle:g} ms: Horovod's threads hardly sleep, so they do not go first"

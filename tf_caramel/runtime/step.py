@@ -338,18 +338,18 @@ class Step:
         if isinstance(runs, deferral.Phases):
             across = fitting.across(self)
             if across or self._within(runs.loop):
-                self._let_first(True)
+                self._let_first(arm)
                 steady = runs.loop or self.pending.of is runs
                 return self._deferred(runs, args, across), arm, steady
             arm = self.fallback
             runs = function.arms[arm]
         self.pending.flush()
-        self._let_first(arm != "traced")
+        self._let_first(arm)
         return runs.call_flat(*args), arm, True
 
-    def _let_first(self, first: bool) -> None:
-        """As traced means untouched: Horovod's threads go first for a plan only."""
-        self.priority.let(first)
+    def _let_first(self, arm: str) -> None:
+        """Horovod's threads go first for plans that are held to the function as traced, where they do not."""
+        self.priority.let(arm != "traced" and self.life is not None)
         if self.priority.obstacle:
             self.remark(self.priority.obstacle)
 
