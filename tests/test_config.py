@@ -121,14 +121,14 @@ def test_a_timeout_that_is_no_number_of_seconds_above_0_is_refused(value: str):
 
 @pytest.mark.parametrize(
     ("name", "allowed"),
-    [("TF_CARAMEL_DEFER", "auto, off, within, across"), ("TF_CARAMEL_PRIORITY", "auto, off")],
+    [("TF_CARAMEL_DEFER", "auto, off, within, across"), ("TF_CARAMEL_PRIORITY", "off, auto")],
 )
 def test_a_word_that_is_not_one_of_those_allowed_is_refused(name: str, allowed: str):
     assert refused(name, "sometimes") == f"{name}='sometimes': use one of {allowed}"
 
 
 def test_words_may_be_written_in_capitals():
-    assert load({"TF_CARAMEL_DEFER": " OFF ", "TF_CARAMEL_PRIORITY": "Off"}) == Config(defer="off", priority="off")
+    assert load({"TF_CARAMEL_DEFER": " OFF ", "TF_CARAMEL_PRIORITY": "Auto"}) == Config(defer="off", priority="auto")
 
 
 @pytest.mark.parametrize(("value", "folder"), [("/tmp/graphs", "/tmp/graphs"), ("", None)])

@@ -24,7 +24,7 @@ _KNOWN = (
     "TF_CARAMEL_PRIORITY",
 )
 DEFER = ("auto", "off", "within", "across")
-PRIORITY = ("auto", "off")
+PRIORITY = ("off", "auto")
 _ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 
 
@@ -53,7 +53,7 @@ class Config:
     dump: str | None = None
     timeout_seconds: float = 25.0
     defer: str = "auto"
-    priority: str = "auto"
+    priority: str = "off"
 
     @property
     def measures(self) -> bool:

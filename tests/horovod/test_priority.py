@@ -17,7 +17,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become
 
 
 def run(folder, case, **env):
-    env = {"TF_CARAMEL": "1", "TF_CARAMEL_PLAN": MANY, **env}
+    env = {"TF_CARAMEL": "1", "TF_CARAMEL_PLAN": MANY, "TF_CARAMEL_PRIORITY": "auto", **env}
     return ranks.reports(ranks.start("priority.py", case, env=env, folder=folder, limit_seconds=200))
 
 
