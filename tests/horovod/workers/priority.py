@@ -1,7 +1,7 @@
 """Which threads have a real-time priority: after each step of training until plans are judged; when Horovod is
 initialised anew.
 
-NOBODY: trains as a user who may give priorities up to that one.
+NOBODY: trains as a user who may not give one.
 """
 
 import os
@@ -53,7 +53,7 @@ def anew():
 def train():
     put("horovods", start_anew())
     if os.environ.get("NOBODY"):
-        resource.setrlimit(resource.RLIMIT_RTPRIO, (int(os.environ["NOBODY"]),) * 2)
+        resource.setrlimit(resource.RLIMIT_RTPRIO, (0, 0))
         os.seteuid(65534)
     model = mlp(width=64)
     optimizer = tf_caramel.DistributedOptimizer(keras.optimizers.Adam(0.01))
