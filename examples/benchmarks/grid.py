@@ -72,15 +72,15 @@ class Output:
         link = BALANCE if cell["balance"] else cell["mbit"]
         key = " ".join(map(str, (cell["model"], cell["hosts"], link, cell["accelerator"], cell["emulated"])))
         for process, told in cell["planning"].items():
-            self._keep(f"{key} {process}", told.pop("profile", None))
+            if "profile" in told:
+                self._keep(f"{key} {process}", told.pop("profile"))
         self.results["cells"][key] = cell
         self.write()
 
-    def _keep(self, name: str, profile: str | None) -> None:
-        if profile is not None:
-            folder = self.folder / "profiles"
-            folder.mkdir(exist_ok=True)
-            (folder / f"{name.replace(' ', '-')}.json").write_text(profile)
+    def _keep(self, name: str, profile: str) -> None:
+        folder = self.folder / "profiles"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name.replace(' ', '-')}.json").write_text(profile)
 
     def write(self) -> None:
         new = self.folder / "results.json.new"

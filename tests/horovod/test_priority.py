@@ -11,8 +11,8 @@ from tf_caramel.runtime import priority
 
 MANY = "fifo,none"  # a plan of as many messages as gradients: another one than the static plan's
 
-
-needs_permission = pytest.mark.skipif(priority.obstacle() is not None, reason=str(priority.obstacle()))
+OBSTACLE = priority.obstacle()
+needs_permission = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become nobody")
 
 

@@ -100,10 +100,11 @@ def find() -> tuple[list[int], str | None]:
     cycle = _cycle_seconds()
     if cycle < LEAST_CYCLE_SECONDS:
         return [], f"HOROVOD_CYCLE_TIME is {1e3 * cycle:g} ms: Horovod's threads hardly sleep, so they do not go first"
+    seconds = max(LOOK_SECONDS, 20 * cycle)
     before = _wakes()
-    time.sleep(max(LOOK_SECONDS, 20 * cycle))
+    time.sleep(seconds)
     after = _wakes()
-    least = OFTEN * max(LOOK_SECONDS, 20 * cycle) / cycle
+    least = OFTEN * seconds / cycle
     found = sorted(t for t in after if t in before and after[t] - before[t] >= least and t != os.getpid())
     ordinary = [t for t in found if os.sched_getscheduler(t) == os.SCHED_OTHER]
     if not ordinary or len(found) > AT_MOST:
